@@ -1,0 +1,55 @@
+// Naive attention stores scores for every pair of tokens; flash attention never does.
+#include <fmt/core.h>
+
+#include "01_grad_accum/experiments.h"
+#include "common/app/settings.h"
+
+namespace ref5d::grad_accum {
+
+namespace {
+
+struct Point {
+  std::int64_t seq;
+  std::int64_t flash_bytes, naive_bytes;
+  double flash_ms, naive_ms;
+};
+
+RunRecord one_layer_run(const Options& given, std::int64_t seq, AttentionKind kind) {
+  Options options = given;
+  options.layers = 1;
+  options.seq = seq;
+  options.micro_batch = 1;
+  options.grad_accum = 1;
+  const GptConfig model = model_config(options);
+  TrainerOptions t = trainer_options(options, model);
+  t.attention = kind;
+  const Dataset data(dataset_options(options, model));
+  Trainer trainer(t, data);
+  return record_run(trainer, 3, false);
+}
+
+}  // namespace
+
+void attention_experiment(const Options& options, Verdict& verdict) {
+  std::vector<Point> points;
+  for (std::int64_t seq = 64; seq <= 1024; seq *= 2) {
+    const RunRecord flash = one_layer_run(options, seq, AttentionKind::kFlash), naive = one_layer_run(options, seq, AttentionKind::kNaive);
+    points.push_back({seq, flash.peak(MemoryCategory::kActivations), naive.peak(MemoryCategory::kActivations), flash.median_step_ms(), naive.median_step_ms()});
+  }
+  const Point &first = points.front(), &last = points.back(), &middle = points[points.size() - 2];
+  verdict.claim(make_claim("attention flash: activation peak at S=1024 / S=64", 16, static_cast<double>(last.flash_bytes) / static_cast<double>(first.flash_bytes),
+                           0.01));
+  // What naive needs beyond flash is the scores: S^2, so twice the length needs four times as much. The tokens' own arrays, linear in S, are a
+  // few percent of it at these lengths.
+  auto scores = [](const Point& p) { return static_cast<double>(p.naive_bytes - p.flash_bytes); };
+  verdict.claim(make_claim("attention naive: bytes beyond flash's at S=1024 / S=512", 4, scores(last) / scores(middle), 0.1));
+  if (options.quiet) return;
+  fmt::print("\nAttention, one layer: activation peak in bytes and time of a step\n");
+  fmt::print("  {:>6} {:>14} {:>14} {:>8} {:>10} {:>10}\n", "S", "flash", "naive", "ratio", "flash ms", "naive ms");
+  for (const Point& p : points) {
+    fmt::print("  {:>6} {:>14} {:>14} {:>8.2f} {:>10.2f} {:>10.2f}\n", p.seq, p.flash_bytes, p.naive_bytes,
+               static_cast<double>(p.naive_bytes) / static_cast<double>(p.flash_bytes), p.flash_ms, p.naive_ms);
+  }
+}
+
+}  // namespace ref5d::grad_accum

@@ -1,0 +1,83 @@
+#include "01_grad_accum/sabotage.h"
+
+#include "common/device/error.h"
+
+namespace ref5d::grad_accum {
+
+namespace {
+
+// Sets an option unless the user gave its flag.
+template <typename T>
+void prefer(const CommandLine& line, const char* flag, T& option, const T& value) {
+  if (!line.given(flag)) option = value;
+}
+
+void accumulate(Options& o, const CommandLine& line) { prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4}); }
+
+// One document per row leaves every row with another number of labels.
+void uneven_labels(Options& o, const CommandLine& line) {
+  accumulate(o, line);
+  prefer(line, "--documents", o.documents, std::string("pad"));
+  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
+}
+
+void several_steps(Options& o, const CommandLine& line) { prefer(line, "--steps", o.steps, std::int64_t{3}); }
+
+void with_dropout(Options& o, const CommandLine& line) {
+  prefer(line, "--recompute", o.recompute, std::string("full"));
+  if (!line.given("--dropout")) o.dropout = 0.1;
+}
+
+void in_bf16(Options& o, const CommandLine& line) { prefer(line, "--dtype", o.dtype, Dtype::kBf16); }
+
+void many_bf16_micro_batches(Options& o, const CommandLine& line) {
+  in_bf16(o, line);
+  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{64});
+  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  prefer(line, "--steps", o.steps, std::int64_t{1});
+}
+
+// Updates far below a bf16 weight's spacing, which only a master can hold.
+void small_bf16_updates(Options& o, const CommandLine& line) {
+  in_bf16(o, line);
+  prefer(line, "--lr", o.lr, 1e-5);
+  prefer(line, "--steps", o.steps, std::int64_t{10});
+}
+
+// Gradients near epsilon, where its place matters.
+void large_epsilon(Options& o, const CommandLine& line) { prefer(line, "--eps", o.eps, 1e-4); }
+
+}  // namespace
+
+const std::vector<Sabotage>& sabotages() {
+  static const auto* const kAll = new std::vector<Sabotage>{
+      {"mean-of-means", "averages the micro-batches' own means, which weighs labels unequally (P01)", uneven_labels,
+       [](TrainerOptions& t) { t.faults.mean_of_means = true; }},
+      {"no-division", "divides by a micro-batch's labels and forgets the number of micro-batches; Adam hides it (P01)", accumulate,
+       [](TrainerOptions& t) { t.faults.mean_per_micro_batch = true; }},
+      {"keep-gradients", "does not zero the gradients between steps", several_steps, [](TrainerOptions& t) { t.faults.keep_gradients = true; }},
+      {"redraw-dropout", "recomputation draws another dropout mask than the forward pass (P27)", with_dropout,
+       [](TrainerOptions& t) { t.redraw_dropout = 1; }},
+      {"accumulate-in-bf16", "sums the micro-batches' gradients in bf16 (P13)", many_bf16_micro_batches,
+       [](TrainerOptions& t) { t.storage.fp32_gradient_sum = false; }},
+      {"no-master", "updates the bf16 weights themselves, which swallow small steps (P14)", small_bf16_updates,
+       [](TrainerOptions& t) { t.optimizer.use_master = false; }},
+      {"decay-norms", "applies weight decay to norms and biases too (P15)", several_steps, [](TrainerOptions& t) { t.optimizer.decay_all = true; }},
+      {"epsilon-inside-root", "adds Adam's epsilon under the square root (P16)", large_epsilon,
+       [](TrainerOptions& t) { t.optimizer.adamw.epsilon = AdamwOptions::Epsilon::kInsideRoot; }},
+      {"epsilon-before-correction", "adds Adam's epsilon before the bias correction (P16)", large_epsilon,
+       [](TrainerOptions& t) { t.optimizer.adamw.epsilon = AdamwOptions::Epsilon::kBeforeCorrection; }},
+  };
+  return *kAll;
+}
+
+const Sabotage& find_sabotage(const std::string& name) {
+  std::string known;
+  for (const Sabotage& s : sabotages()) {
+    if (s.name == name) return s;
+    known += (known.empty() ? "" : ", ") + s.name;
+  }
+  throw InputError("--sabotage " + name + " is not known; use one of: " + known);
+}
+
+}  // namespace ref5d::grad_accum

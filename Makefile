@@ -1,0 +1,117 @@
+# make            builds every program for MODE
+# make run        installs what is missing, builds, and runs the main job
+# make test       builds and runs all tests; the last line is "N passed, N failed"
+# make test-fast  the same without the programs' tests
+# make bench      speed: tokens/s, GFLOP/s, time by kernel
+# make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
+# make clean
+# MODE=cpu        the CPU, one thread per block; the default where there is no GPU
+# MODE=cuda       nvcc, cuBLAS and NCCL; the default where there is a GPU
+
+MODE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null && echo cuda || echo cpu)
+MODES := cpu cuda
+ifeq ($(filter $(MODE),$(MODES)),)
+$(error MODE=$(MODE) is not known; use one of: $(MODES))
+endif
+
+BUILD := build/$(MODE)
+
+LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
+TOOLS := $(filter compare bench,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
+
+# Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
+library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(foreach m,$(filter-out $(MODE),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
+  $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
+LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
+TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
+TEST_GROUPS := $(sort $(TEST_GROUPS))
+PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS))
+TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
+
+CXX := mpicxx
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Werror
+DEFINES = -DREF5D_SOURCE_DIR='"$(CURDIR)"' -DREF5D_BUILD_DIR='"$(CURDIR)/$(BUILD)"'
+CXXFLAGS := -std=c++20 -O2 -g1 -I. $(WARNINGS)
+LDLIBS := -lfmt
+
+ifeq ($(MODE),cpu)
+KERNEL_FLAGS := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp
+CXXFLAGS += -fopenmp
+LDLIBS += -lopenblas -fopenmp
+COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
+else
+CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(shell command -v nvcc)))
+CUDA_ARCHS ?= 80 90 100
+GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+CXXFLAGS += -DREF5D_CUDA -isystem $(CUDA_HOME)/include
+LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart -lcublas -lnccl -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib
+# -Wpedantic is left out: nvcc's own generated host code is not pedantic.
+COMPILE_CU = nvcc -std=c++20 -O3 -lineinfo -I. -DREF5D_CUDA $(GENCODE) -ccbin g++ -Werror all-warnings \
+  -Xcompiler -Wall,-Wextra,-Wshadow,-Werror -MMD -MP -c $< -o $@
+endif
+
+.PHONY: all run test test-fast bench deps clean
+.DELETE_ON_ERROR:
+.SECONDARY:
+all: $(PROGRAMS)
+
+$(BUILD)/libref5d.a: $(LIBRARY_OBJECTS)
+	@rm -f $@
+	ar rcs $@ $^
+
+# The lesson pages, joined: the default training text.
+TEXT_PAGES := $(wildcard README.md common/docs/*.md $(addsuffix /README.md,$(LESSONS)))
+$(BUILD)/default_text.txt: $(TEXT_PAGES)
+	@mkdir -p $(@D)
+	cat $^ > $@
+$(BUILD)/obj/common/train/default_text.cpp.o: $(BUILD)/default_text.txt
+$(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"$(CURDIR)/$(BUILD)/default_text.txt"'
+
+$(BUILD)/obj/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(COMPILE_CU)
+
+$(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD)/libref5d.a
+	$(CXX) $^ $(LDLIBS) -o $@
+
+$(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
+	$(CXX) $^ $(LDLIBS) -o $@
+
+# One binary per folder of tests.
+define test_binary
+$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp)) $(BUILD)/libref5d.a
+	@mkdir -p $$(@D)
+	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
+endef
+$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g))))
+
+# Fills the machine's cores; a make given -j keeps its own number.
+PARALLEL := $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
+
+run: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
+	$(BUILD)/01_grad_accum --model tiny --steps 200 --sample 300
+
+test: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all $(TESTS)
+	@tests/run $(BUILD) $(TEST_GROUPS)
+
+test-fast: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(addprefix $(BUILD)/tests/,$(filter-out programs,$(TEST_GROUPS)))
+	@tests/run $(BUILD) $(filter-out programs,$(TEST_GROUPS))
+
+bench: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
+	$(BUILD)/bench
+
+deps:
+	@common/tools/deps $(MODE)
+
+clean:
+	rm -rf build
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

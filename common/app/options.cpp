@@ -1,0 +1,140 @@
+#include "common/app/options.h"
+
+#include "common/app/command_line.h"
+
+namespace ref5d {
+namespace {
+
+// Largest sizes that leave room for products of several of them in 64 bits.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxLayers = 100'000;
+constexpr IntegerRange kSize{1, kMaxSize};
+constexpr IntegerRange kCount{1, 1'000'000'000};
+constexpr NumberRange kAtLeastZero{.min = 0};
+constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
+
+void add_model_flags(CommandLine& line, Options& o) {
+  line.group("Model (a preset, and what overrides its fields)");
+  line.add_option("--model", o.model, "preset: tiny, tiny-gpt2, tiny-mixtral, tiny-deepseek, gpt2-124m, ...", "NAME");
+  line.add_option("--layers", o.layers, "L, decoder layers", {1, kMaxLayers});
+  line.add_option("--hidden", o.hidden, "H, width of the residual stream", kSize);
+  line.add_option("--heads", o.heads, "N, query heads", kSize);
+  line.add_option("--kv-heads", o.kv_heads, "K, key and value heads; divides N", kSize);
+  line.add_option("--ffn", o.ffn, "F, inner width of the MLP (of one expert in an MoE)", kSize);
+  line.add_option("--vocab", o.vocab, "V, entries of the vocabulary", kSize);
+  line.add_option("--seq", o.seq, "S, tokens per sequence", kSize);
+  line.add_option("--dropout", o.dropout, "probability of dropping a value", kBelowOne);
+  line.add_switch("--qk-norm", o.qk_norm, "a norm over the head dim of queries and keys");
+}
+
+void add_batch_flags(CommandLine& line, Options& o) {
+  line.group("Batch");
+  line.add_option("--micro-batch", o.micro_batch, "B, sequences per micro-batch", kSize);
+  line.add_option("--grad-accum", o.grad_accum, "micro-batches added up before each optimizer step", kSize);
+  line.add_option("--steps", o.steps, "optimizer steps", kCount);
+  line.add_option("--data", o.data, "text (bytes are tokens), or llm.c or nanoGPT .bin; default: the lesson pages", "FILE");
+  line.add_option("--seed", o.seed, "of weights, data order and dropout", {0, IntegerRange{}.max});
+  line.add_choice("--documents", o.documents, "documents ignored, packed into a sequence, or padded to it",
+                  {"none", "pack", "pad"});
+}
+
+void add_optimizer_flags(CommandLine& line, Options& o) {
+  line.group("Optimizer (AdamW)");
+  line.add_option("--lr", o.lr, "learning rate", kAtLeastZero);
+  line.add_option("--weight-decay", o.weight_decay, "decoupled decay of matrices", kAtLeastZero);
+  line.add_option("--clip", o.clip, "largest global gradient norm; 0: no clipping", kAtLeastZero);
+  line.add_option("--beta1", o.beta1, "decay of the first moment", kBelowOne);
+  line.add_option("--beta2", o.beta2, "decay of the second moment", kBelowOne);
+  line.add_option("--eps", o.eps, "added to the root of the second moment", {.min = 0, .open_min = true});
+}
+
+void add_numerics_flags(CommandLine& line, Options& o) {
+  line.group("Numerics");
+  line.add_choice("--dtype", o.dtype, "of weights and activations", {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16});
+  line.add_choice("--recompute", o.recompute, "activations computed again in backward", {"none", "full", "selective"});
+  line.add_choice("--gemm", o.gemm, "matrix products", {"blas", "hand", "tensor-core"});
+  line.add_choice("--attention", o.attention, "without or with stored scores", {"flash", "naive"});
+  line.add_flag("--fused-grad-accum", o.fused_grad_accum, "let the weight-gradient product add to the gradient itself");
+  line.add_switch("--fp32-grads", o.fp32_grads, "accumulate gradients of bf16 weights in fp32");
+}
+
+void add_output_flags(CommandLine& line, Options& o) {
+  line.group("Checks");
+  line.add_switch("--verify", o.verify, "train the single-device baseline too and compare everything");
+  line.add_flag("--check-order", o.check_order, "compare the order of communication calls over all ranks");
+  line.add_option("--sabotage", o.sabotage, "plant a classic mistake, which must be noticed; 'list' prints them", "NAME");
+  line.group("Output");
+  line.add_option("--json", o.json, "write the report", "FILE");
+  line.add_option("--trace", o.trace, "write a timeline for Perfetto", "FILE");
+  line.add_option("--dump", o.dump, "write tensors of the first step and the final weights (safetensors)", "FILE");
+  line.add_choice("--dump-level", o.dump_level, "hidden states and gradients, or every sublayer too", {"basic", "full"});
+  line.add_option("--sample", o.sample, "characters of text to generate at the end", {0, 1'000'000});
+  line.add_flag("--quiet", o.quiet, "no step lines, no tables");
+  line.group("Weights");
+  line.add_option("--load", o.load, "start from these weights (safetensors or llm.c)", "FILE");
+  line.add_option("--save", o.save, "write a checkpoint after the last step", "DIR");
+  line.add_option("--resume", o.resume, "continue from a checkpoint", "DIR");
+}
+
+void put_optional(ValueList& list, const char* key, const auto& value) {
+  if (value) list.emplace_back(key, *value);
+}
+
+void put_text(ValueList& list, const char* key, const std::string& value) {
+  if (!value.empty()) list.emplace_back(key, value);
+}
+
+}  // namespace
+
+void add_common_flags(CommandLine& line, Options& options) {
+  add_model_flags(line, options);
+  add_batch_flags(line, options);
+  add_optimizer_flags(line, options);
+  add_numerics_flags(line, options);
+  add_output_flags(line, options);
+}
+
+void add_communication_flags(CommandLine& line, Options& o) {
+  line.add_choice("--comm", o.comm, "backend; auto: NCCL where every rank has its own GPU", {"auto", "mpi", "nccl"});
+  line.add_choice("--reduce-dtype", o.reduce_dtype, "in which gradients of bf16 weights are reduced",
+                  {Dtype::kFp32, Dtype::kBf16});
+  line.add_option("--ranks-per-node", o.ranks_per_node, "instead of what the hosts' names say", kSize);
+  line.add_option("--timeout", o.timeout, "seconds a rank waits for another", {.min = 0, .open_min = true});
+}
+
+ValueList to_config(const Options& o) {
+  ValueList list;
+  list.emplace_back("model", o.model);
+  put_optional(list, "layers", o.layers);
+  put_optional(list, "hidden", o.hidden);
+  put_optional(list, "heads", o.heads);
+  put_optional(list, "kv-heads", o.kv_heads);
+  put_optional(list, "ffn", o.ffn);
+  put_optional(list, "vocab", o.vocab);
+  put_optional(list, "seq", o.seq);
+  put_optional(list, "dropout", o.dropout);
+  put_optional(list, "qk-norm", o.qk_norm);
+  list.insert(list.end(), {{"micro-batch", o.micro_batch}, {"grad-accum", o.grad_accum}, {"steps", o.steps}});
+  put_text(list, "data", o.data);
+  list.insert(list.end(), {{"seed", o.seed}, {"documents", o.documents}, {"lr", o.lr}, {"weight-decay", o.weight_decay}});
+  list.insert(list.end(), {{"clip", o.clip}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}});
+  list.emplace_back("dtype", std::string(dtype_name(o.dtype)));
+  list.insert(list.end(), {{"recompute", o.recompute}, {"gemm", o.gemm}, {"attention", o.attention}});
+  list.insert(list.end(), {{"fused-grad-accum", o.fused_grad_accum}, {"fp32-grads", o.fp32_grads}});
+  for (const auto& [axis, size] : o.axes) list.emplace_back(axis, size);
+  list.emplace_back("comm", o.comm);
+  list.emplace_back("reduce-dtype", std::string(dtype_name(o.reduce_dtype)));
+  put_optional(list, "ranks-per-node", o.ranks_per_node);
+  list.insert(list.end(), {{"timeout", o.timeout}, {"verify", o.verify}, {"check-order", o.check_order}});
+  put_text(list, "sabotage", o.sabotage);
+  put_text(list, "json", o.json);
+  put_text(list, "trace", o.trace);
+  put_text(list, "dump", o.dump);
+  list.insert(list.end(), {{"dump-level", o.dump_level}, {"quiet", o.quiet}, {"sample", o.sample}});
+  put_text(list, "load", o.load);
+  put_text(list, "save", o.save);
+  put_text(list, "resume", o.resume);
+  return list;
+}
+
+}  // namespace ref5d

@@ -1,0 +1,79 @@
+// The settings that all programs share, as the command line fills them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/tensor/dtype.h"
+#include "common/verify/value_list.h"
+
+namespace ref5d {
+
+struct Options {
+  // Model: a preset, and what overrides its fields.
+  std::string model = "tiny";
+  std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab, seq;
+  std::optional<double> dropout;
+  std::optional<bool> qk_norm;
+
+  // Batch.
+  std::int64_t micro_batch = 2;  // sequences per micro-batch
+  std::int64_t grad_accum = 1;   // micro-batches (or runs of a pipeline schedule) per optimizer step
+  std::int64_t steps = 10;
+  std::string data;  // a file; empty: the suite's own lesson pages
+  std::int64_t seed = 1234;
+  std::string documents = "none";  // none | pack | pad
+
+  // Optimizer.
+  double lr = 1e-3;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // largest global gradient norm; 0: no clipping
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+
+  // Numerics.
+  Dtype dtype = Dtype::kFp32;
+  std::string recompute = "none";   // none | full | selective
+  std::string gemm = "blas";        // blas | hand | tensor-core
+  std::string attention = "flash";  // flash | naive
+  bool fused_grad_accum = false;
+  bool fp32_grads = true;  // accumulate gradients of bf16 weights in fp32
+
+  // Mesh and communication, in programs that allow an axis.
+  std::map<std::string, std::int64_t> axes;  // those that were given
+  std::string comm = "auto";                 // auto | mpi | nccl
+  Dtype reduce_dtype = Dtype::kFp32;         // of gradients of bf16 weights: fp32 or bf16
+  std::optional<std::int64_t> ranks_per_node;
+  double timeout = 300;  // seconds a rank waits for another
+
+  // Checks.
+  bool verify = true;
+  bool check_order = false;
+  std::string sabotage;  // empty: none
+
+  // Output; empty paths: not written.
+  std::string json, trace, dump;
+  std::string dump_level = "basic";  // basic | full
+  bool quiet = false;
+  std::int64_t sample = 0;  // characters of text generated at the end
+
+  // Weights: files and folders; empty: not used.
+  std::string load, save, resume;
+};
+
+class CommandLine;
+
+// Adds the flags of all fields except the mesh to `line`, with the values in `options` as their defaults; parsing writes to
+// `options`, which must outlive `line`.
+void add_common_flags(CommandLine& line, Options& options);
+// Adds --comm, --reduce-dtype, --ranks-per-node and --timeout.
+void add_communication_flags(CommandLine& line, Options& options);
+
+// The settings as keys (flags without dashes) and values, for the report. Model fields appear where they override the preset,
+// paths and sabotage where given.
+[[nodiscard]] ValueList to_config(const Options& options);
+
+}  // namespace ref5d

@@ -1,0 +1,148 @@
+#include "common/app/output.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "common/app/version.h"
+#include "common/device/device.h"
+#include "common/device/error.h"
+#include "common/io/trace.h"
+#include "common/train/checkpoint.h"
+#include "common/train/generate.h"
+
+namespace ref5d {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void check_file(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  if (fs::is_directory(path, error)) throw InputError(fmt::format("{} {} is a folder; give the name of a file", flag, path));
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, error))
+    throw InputError(fmt::format("{} {}: the folder {} does not exist; make it first", flag, path, folder.string()));
+  if (access(folder.c_str(), W_OK) != 0)
+    throw InputError(fmt::format("{} {}: the folder {} cannot be written", flag, path, folder.string()));
+}
+
+}  // namespace
+
+void check_output_paths(const Options& o) {
+  check_file("--json", o.json);
+  check_file("--trace", o.trace);
+  check_file("--dump", o.dump);
+  std::error_code error;
+  if (!o.save.empty() && fs::exists(o.save, error) && !fs::is_directory(o.save, error)) {
+    throw InputError(fmt::format("--save {} is a file; give the name of a folder", o.save));
+  }
+}
+
+RunOutputs::RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch)
+    : trainer_(trainer), options_(options) {
+  if (!options.dump.empty()) dump_.emplace(trainer, data, global_batch, options.dump_level == "full");
+  if (!options.trace.empty()) device().profiler().start();
+}
+
+void RunOutputs::after_step(std::int64_t step, const StepResult& result) {
+  if (step != 0) return;
+  if (dump_) dump_->after_first_step(result);
+}
+
+void RunOutputs::finish(const RunRecord& record) {
+  if (!options_.trace.empty()) {
+    device().synchronize();
+    device().profiler().stop();
+    std::vector<TraceSpan> spans;
+    for (const Span& s : device().profiler().spans()) spans.push_back({0, s.stream, s.name, s.start_us, s.duration_us, "", {}});
+    write_trace(options_.trace, spans);
+  }
+  if (dump_) {
+    const GptConfig& c = trainer_.gpt().config();
+    dump_->write(options_.dump, record.values.losses,
+                 {{"program", "ref5d"},
+                  {"version", kVersion},
+                  {"model", c.preset},
+                  {"dtype", dtype_name(options_.dtype)},
+                  {"seed", std::to_string(options_.seed)}});
+  }
+  if (!options_.save.empty()) save(trainer_, options_.save);
+  if (options_.sample > 0 && !options_.quiet) {
+    const std::string prompt = "The ";
+    fmt::print("\nA sample, {} bytes after \"{}\":\n{}\n", options_.sample, prompt,
+               generate_text(trainer_, prompt, options_.sample, 0.8, static_cast<std::uint64_t>(options_.seed)));
+  }
+}
+
+Report new_report(const std::string& program, const Options& options, const GptConfig& model) {
+  Report report;
+  report.program = program;
+  report.version = kVersion;
+  report.mode = Device::mode();
+  report.config = to_config(options);
+  set_value(report.config, "parameters", model.parameter_count());
+  for (const auto& [key, value] : {std::pair{"layers", model.layers},
+                                   {"hidden", model.hidden},
+                                   {"heads", model.heads},
+                                   {"kv-heads", model.kv_heads},
+                                   {"ffn", model.ffn},
+                                   {"vocab", model.vocab},
+                                   {"seq", model.seq}}) {
+    set_value(report.config, key, value);
+  }
+  for (const char* axis : {"pp", "edp", "ep", "cp", "tp"}) report.mesh.emplace_back(axis, 1);
+  return report;
+}
+
+void fill_report(Report& report, const RunRecord& record, const Verdict& verdict) {
+  report.loss = record.values.losses;
+  report.checks = verdict.checks();
+  report.claims = verdict.claims();
+  for (std::size_t c = 0; c < record.peak_bytes.size(); ++c) {
+    const auto& [category, peak] = record.peak_bytes[c];
+    if (peak > 0) report.memory.push_back({0, memory_category_name(category), record.current_bytes[c].second, peak});
+  }
+  const double ms = record.median_step_ms();
+  report.timing["step_ms"] = ms;
+  if (!record.steps.empty() && ms > 0) {
+    report.timing["tokens_per_s"] = static_cast<double>(record.steps.front().tokens) / ms * 1e3;
+    report.timing["useful_tokens_per_s"] = static_cast<double>(record.steps.front().valid_tokens) / ms * 1e3;
+    report.timing["gflops"] = static_cast<double>(record.flops_per_step.total()) / ms / 1e6;
+  }
+}
+
+int finish(const Report& report, const Options& options) {
+  if (!options.json.empty()) report.write_json(options.json);
+  if (!options.quiet) {
+    fmt::print("\n");
+    report.print_tables(stdout);
+  }
+  std::size_t failed = 0;
+  for (const Check& c : report.checks) failed += c.pass ? 0 : 1;
+  for (const Claim& c : report.claims) failed += c.pass ? 0 : 1;
+  const std::size_t total = report.checks.size() + report.claims.size();
+  if (failed > 0) {
+    for (const Check& c : report.checks) {
+      if (!c.pass) {  // the first is enough for one line; the table lists all
+        fmt::print(stderr, "{}: check failed: {} ({} {:.3g}, allowed {:.3g}); {} of {} checks and claims fail\n",
+                   report.program, c.name, c.measure, c.value, c.tolerance, failed, total);
+        return report.exit_status();
+      }
+    }
+    for (const Claim& c : report.claims) {
+      if (!c.pass) {
+        fmt::print(stderr, "{}: claim failed: {} (expected {:.10g}, measured {:.10g}); {} of {} checks and claims fail\n",
+                   report.program, c.name, c.expected, c.measured, failed, total);
+        break;
+      }
+    }
+  } else if (!options.quiet) {
+    fmt::print("all {} checks and {} claims hold\n", report.checks.size(), report.claims.size());
+  }
+  return report.exit_status();
+}
+
+}  // namespace ref5d

@@ -1,0 +1,37 @@
+// What a program leaves behind: dumps, traces, checkpoints, the report.
+#pragma once
+
+#include <optional>
+
+#include "common/app/options.h"
+#include "common/train/dump.h"
+#include "common/train/trainer.h"
+#include "common/verify/report.h"
+
+namespace ref5d {
+
+// Throws InputError if a file or folder that the options ask for cannot be written: before the training, not after it.
+void check_output_paths(const Options& options);
+
+// Follows a run: dumps the first step and the end, records the trace, saves the checkpoint, prints the sample.
+class RunOutputs {
+ public:
+  RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch);
+  // Call after every step (0-based), while its gradients are still there.
+  void after_step(std::int64_t step, const StepResult& result);
+  void finish(const RunRecord& record);
+
+ private:
+  Trainer& trainer_;
+  const Options& options_;
+  std::optional<DumpingRun> dump_;
+};
+
+// A report with its head filled in.
+[[nodiscard]] Report new_report(const std::string& program, const Options& options, const GptConfig& model);
+// Losses, memory, time, checks and claims of a finished run.
+void fill_report(Report& report, const RunRecord& record, const Verdict& verdict);
+// Writes --json, prints the tables and the verdict, and returns the exit status.
+[[nodiscard]] int finish(const Report& report, const Options& options);
+
+}  // namespace ref5d

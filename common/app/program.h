@@ -1,0 +1,31 @@
+// The start and the end of a program: cores, signals, errors to exit statuses, and the lines it prints as it goes.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/train/trainer.h"
+
+namespace ref5d {
+
+// Runs body() and returns the process's exit status: what body returns, 2 for InputError, 3 for RunError and any other
+// exception, with one line on stderr that starts with the program's name.
+[[nodiscard]] int run_program(const std::string& name, const std::function<int()>& body);
+
+// Step lines on stdout, as the steps happen ("step 3/20 | loss 4.1234 | grad norm 1.02 | 12345 tok/s | 41 ms"), and on a
+// terminal a progress line for what has no lines of its own. Quiet prints nothing.
+class StepPrinter {
+ public:
+  StepPrinter(std::int64_t steps, bool quiet) : steps_(steps), quiet_(quiet) {}
+  // At most about forty lines for a long run; the first and the last always.
+  void step(std::int64_t index, const StepResult& result) const;
+  // "baseline fp64: step 3/20, 4 s left" on a terminal's stderr, overwritten in place; cleared by done().
+  void progress(const std::string& what, std::int64_t index, double step_ms) const;
+  void done() const;
+
+ private:
+  std::int64_t steps_;
+  bool quiet_;
+};
+
+}  // namespace ref5d

@@ -1,0 +1,20 @@
+#include <omp.h>
+
+#include "common/device/cpu/executor.h"
+#include "common/device/device.h"
+
+namespace ref5d {
+
+void Device::set_threads(int n) {
+  threads_ = n;
+  cpu::set_kernel_threads(n);
+  omp_set_num_threads(n);
+}
+
+void Device::synchronize() { cpu::drain(); }
+
+std::string Device::mode() { return "cpu"; }
+
+std::string Device::description() { return std::to_string(omp_get_num_procs()) + " cores"; }
+
+}  // namespace ref5d

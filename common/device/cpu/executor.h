@@ -1,0 +1,35 @@
+// The CPU's streams: queues of work, run by one thread when the host waits for something (or has run far ahead).
+//
+// The executor always runs what is ready: the entry at the head of a stream, unless that is a wait whose event has not
+// happened. Among ready streams the newest comes first, so work on a side stream that forgot to wait for the main stream
+// runs too early and is a wrong result, as it would be on a GPU. An entry of communication is started once and then
+// polled; kernels of other streams run meanwhile.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/device/stream.h"
+
+namespace ref5d::cpu {
+
+// Work that runs to its end. `name` must outlive the entry (kernel names are static strings) or is copied with it.
+void enqueue(Stream& stream, const std::string& name, std::function<void()> work);
+
+// Work that is started and completes when poll() says true. poll() must not block.
+void enqueue_polled(Stream& stream, const std::string& name, std::function<void()> start, std::function<bool()> poll);
+
+// Runs ready work until `done` says true. Throws RunError if nothing can ever become ready.
+void run_until(const std::function<bool()>& done);
+
+// Runs everything that is queued on any stream.
+void drain();
+
+// Gives pending communication a chance to move on: runs at most one ready entry of any stream, polls the rest.
+void make_progress();
+
+// Threads that a kernel's blocks are spread over.
+[[nodiscard]] int kernel_threads();
+void set_kernel_threads(int n);
+
+}  // namespace ref5d::cpu

@@ -1,0 +1,40 @@
+// The process's one device: its ledgers, its profiler and its main stream.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/device/flops_ledger.h"
+#include "common/device/memory_ledger.h"
+#include "common/device/profiler.h"
+#include "common/device/stream.h"
+
+namespace ref5d {
+
+class Device {
+ public:
+  [[nodiscard]] MemoryLedger& memory() { return memory_; }
+  [[nodiscard]] FlopsLedger& flops() { return flops_; }
+  [[nodiscard]] Profiler& profiler() { return profiler_; }
+  // The stream that computes. Created on first use.
+  [[nodiscard]] Stream& compute();
+  // Host threads for kernels and BLAS on the CPU (1 on the GPU).
+  void set_threads(int n);
+  [[nodiscard]] int threads() const { return threads_; }
+  // Waits for every stream.
+  void synchronize();
+  // "cpu", "emu" or "cuda", and what it runs on.
+  [[nodiscard]] static std::string mode();
+  [[nodiscard]] static std::string description();
+
+ private:
+  MemoryLedger memory_;
+  FlopsLedger flops_;
+  Profiler profiler_;
+  int threads_ = 1;
+  std::unique_ptr<Stream> compute_;
+};
+
+[[nodiscard]] Device& device();
+
+}  // namespace ref5d

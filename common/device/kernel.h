@@ -1,0 +1,24 @@
+// The vocabulary that kernels are written in. A kernel includes this file and is plain CUDA C++; it never assumes how
+// many threads run it, so the same source is compiled three ways (see decisions.md): by nvcc for the GPU, by g++ with
+// one thread per block and a warp of one, and by g++ with GPU geometry for the emulator.
+//
+//   for (auto i : grid_range(n))      every index once over the whole grid; contiguous per block on the CPU
+//   for (i = threadIdx.x; i < n; i += blockDim.x)   every index once over a block (vectorises on the CPU)
+//   shared<T, N, kSlot>()             a shared array of N elements; one slot number per array of a kernel
+//   dynamic_shared<T>()               the launch's dynamic shared memory
+//   block_sum(v), block_max(v)        over the threads of a block; every thread gets the result
+//   warp_sum(v), warp_max(v)          over a warp
+//   block_size(n), grid_for(n)        launch sizes: n threads on a GPU, 1 on the CPU; blocks for n elements
+#pragma once
+
+#include <cstdint>
+
+#include "common/device/bf16.h"
+
+#if defined(__CUDACC__)
+#include "common/device/cuda/kernel_cuda.h"
+#else
+#include "common/device/cpu/kernel_cpu.h"
+#endif
+
+#include "common/device/kernel_reduce.h"

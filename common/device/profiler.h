@@ -1,0 +1,39 @@
+// Records when each piece of device work ran: for time by kernel and for traces. Off by default.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ref5d {
+
+struct Span {
+  std::string stream, name;
+  double start_us, duration_us;  // since start()
+};
+
+class Profiler {
+ public:
+  void start();  // forgets what it had
+  void stop();   // the device must have been synchronized
+  [[nodiscard]] bool on() const { return on_; }
+  void add(const std::string& stream, const std::string& name, std::chrono::steady_clock::time_point begin,
+           std::chrono::steady_clock::time_point end);
+  void add_us(const std::string& stream, const std::string& name, double start_us, double duration_us);
+  [[nodiscard]] const std::vector<Span>& spans() const { return spans_; }
+
+  struct Total {
+    std::int64_t calls = 0;
+    double us = 0;
+  };
+  [[nodiscard]] std::map<std::string, Total> by_name() const;
+
+ private:
+  bool on_ = false;
+  std::chrono::steady_clock::time_point origin_{};
+  std::vector<Span> spans_;
+};
+
+}  // namespace ref5d

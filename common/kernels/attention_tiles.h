@@ -1,0 +1,274 @@
+// Private to the flash attention kernels: tiles in shared memory, and products of them by register tiles.
+//
+// A block's work on a tile is cut into micro-tiles of a few rows and a few columns, whose sums stay in registers. Thread t
+// takes micro-tiles t, t + threads, ...: on a GPU each thread has one or two, on the CPU one thread has them all. Sums that
+// live through the whole loop over tiles are a local array of a thread's micro-tiles: registers on a GPU, the stack on the CPU.
+#pragma once
+
+#include "common/device/kernel.h"
+#include "common/kernels/attention_kernels.h"
+
+namespace ref5d {
+
+inline constexpr int kAttentionThreads = static_cast<int>(block_size(128));
+inline constexpr bool kOneThread = kAttentionThreads == 1;
+inline constexpr std::size_t kMaxSharedBytes = 96 * 1024;  // of a block: what GPUs since sm_80 have at least
+
+// Neighbouring elements that are loaded and computed together: a vector register of the CPU (GCC's vector type; with plain
+// arrays the same products ran at 5 to 31 GFLOP/s on an AVX2 core, with it at 95), 16 bytes on a GPU.
+#if defined(__AVX__)
+inline constexpr int kLaneBytes = kOneThread ? 32 : 16;
+#else
+inline constexpr int kLaneBytes = 16;
+#endif
+template <typename A>
+inline constexpr int kLanes = kLaneBytes / static_cast<int>(sizeof(A));
+
+#if defined(__CUDACC__)
+#define REF5D_UNROLL_ON_GPU _Pragma("unroll")
+#define REF5D_UNROLL_PRODUCT _Pragma("unroll 4")
+template <typename A>
+struct alignas(kLaneBytes) Lanes {
+  A v[kLanes<A>];
+};
+template <typename A>
+__device__ __forceinline__ void multiply_add(Lanes<A>& sum, A a, const Lanes<A>& b) {
+  REF5D_UNROLL
+  for (int i = 0; i < kLanes<A>; ++i) sum.v[i] += a * b.v[i];
+}
+template <typename A>
+__device__ __forceinline__ void multiply(Lanes<A>& x, A a) {
+  REF5D_UNROLL
+  for (int i = 0; i < kLanes<A>; ++i) x.v[i] *= a;
+}
+#else
+#define REF5D_UNROLL_ON_GPU
+#define REF5D_UNROLL_PRODUCT _Pragma("GCC unroll 4")
+template <typename A>
+struct LanesOf {
+  using type [[gnu::vector_size(kLaneBytes), gnu::may_alias]] = A;
+};
+template <typename A>
+using Lanes = typename LanesOf<A>::type;
+template <typename V, typename A>
+__forceinline__ void multiply_add(V& sum, A a, const V& b) {
+  sum += a * b;
+}
+template <typename V, typename A>
+__forceinline__ void multiply(V& x, A a) {
+  x *= a;
+}
+#endif
+
+// kRows x kColumns sums in registers.
+template <typename A, int kRows, int kColumns>
+struct MicroTile {
+  static constexpr int kVectors = kColumns / kLanes<A>;
+  static_assert(kVectors * kLanes<A> == kColumns);
+  Lanes<A> sum[kRows][kVectors];
+
+  __device__ __forceinline__ void clear() {
+    REF5D_UNROLL
+    for (int i = 0; i < kRows * kVectors; ++i) sum[i / kVectors][i % kVectors] = Lanes<A>{};
+  }
+  __device__ __forceinline__ void scale_row(int r, A a) {
+    REF5D_UNROLL
+    for (int c = 0; c < kVectors; ++c) multiply(sum[r][c], a);
+  }
+  // sum[r][c] += sum over x < kCount of a[r * kRowStride + x * kStep] * b[x * kStride + c].
+  template <int kCount, int kRowStride, int kStep, int kStride>
+  __device__ __forceinline__ void add_product(const A* __restrict__ a, const A* __restrict__ b) {
+    REF5D_UNROLL_PRODUCT
+    for (int x = 0; x < kCount; ++x) {
+      Lanes<A> bx[kVectors];
+      REF5D_UNROLL
+      for (int c = 0; c < kVectors; ++c) bx[c] = *reinterpret_cast<const Lanes<A>*>(b + x * kStride + c * kLanes<A>);
+      REF5D_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const A ax = a[r * kRowStride + x * kStep];
+        REF5D_UNROLL
+        for (int c = 0; c < kVectors; ++c) multiply_add(sum[r][c], ax, bx[c]);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(A* to, int stride) const {
+    REF5D_UNROLL
+    for (int i = 0; i < kRows * kVectors; ++i) {
+      const int r = i / kVectors, c = i % kVectors;
+      *reinterpret_cast<Lanes<A>*>(to + r * stride + c * kLanes<A>) = sum[r][c];
+    }
+  }
+};
+
+// Added to the rows of a tile that threads read scalars from, against bank conflicts.
+template <typename A>
+inline constexpr int kRowPad = kOneThread ? 0 : kLanes<A>;
+
+// Backward's tile sizes, by the bytes of a token's head: of the side that a block keeps, and of the side it loops over.
+constexpr int staying_tokens(std::size_t bytes) { return bytes <= 256 ? 64 : bytes == 512 ? 32 : bytes == 1024 ? 16 : 8; }
+constexpr int moving_tokens(std::size_t bytes) { return bytes <= 512 ? 32 : bytes == 1024 ? 16 : 8; }
+
+// Micro-tiles of scores, and of outputs with a head dim of D. A narrow head needs more rows to keep the multipliers busy.
+inline constexpr int kScoreRows = 4;
+template <typename A>
+inline constexpr int kScoreColumns = 2 * kLanes<A>;
+template <typename A>
+using ScoreTile = MicroTile<A, kScoreRows, kScoreColumns<A>>;
+template <typename A, int D>
+inline constexpr int kOutColumns = D < 2 * kLanes<A> ? D : 2 * kLanes<A>;
+template <typename A, int D>
+inline constexpr int kOutRows = (kOneThread && D < 2 * kLanes<A>) ? 8 : 4;
+
+// A block's [kTokens, D] sums, spread over its threads.
+template <typename A, int kTokens, int D>
+struct OutTiles {
+  static constexpr int kRows = kOutRows<A, D>, kColumns = kOutColumns<A, D>, kAcross = D / kColumns;
+  static constexpr int kCount = kTokens / kRows * kAcross;
+  static constexpr int kPerThread = (kCount + kAttentionThreads - 1) / kAttentionThreads;
+  using Tile = MicroTile<A, kRows, kColumns>;
+  static_assert(kTokens % kRows == 0 && kTokenRun % kRows == 0);
+  Tile tile[kPerThread];
+
+  // f(tile, its first token, its first column) for each micro-tile of this thread. (Unrolled, or they would not be registers.)
+  template <typename F>
+  __device__ __forceinline__ void for_each(F&& f) {
+    REF5D_UNROLL_ON_GPU
+    for (int n = 0; n < kPerThread; ++n) {
+      const int t = static_cast<int>(threadIdx.x) + n * kAttentionThreads;
+      if (t < kCount) f(tile[n], t / kAcross * kRows, t % kAcross * kColumns);
+    }
+  }
+  __device__ __forceinline__ void clear() {
+    for_each([](Tile& t, int, int) { t.clear(); });
+  }
+  // to[token * ld + column] = sum * scale(token), or += if accumulate, for the tokens and columns that exist.
+  template <typename O, typename Scale>
+  __device__ __forceinline__ void store(O* __restrict__ to, std::int64_t ld, std::int64_t tokens, std::int64_t columns,
+                                        bool accumulate, Scale&& scale) {
+    for_each([&](Tile& t, int token, int column) {
+      alignas(kLaneBytes) A values[kRows * kColumns];
+      t.store(values, kColumns);
+      const int width = static_cast<int>(columns - column);
+      REF5D_UNROLL_ON_GPU
+      for (int r = 0; r < kRows; ++r) {
+        if (token + r >= tokens) continue;
+        O* row = to + (token + r) * ld + column;
+        const A* row_values = values + r * kColumns;
+        const A s = scale(token + r);
+        if (width >= kColumns) {
+          REF5D_SIMD
+          for (int c = 0; c < kColumns; ++c) row[c] = O(s * row_values[c] + (accumulate ? A(row[c]) : A(0)));
+        } else {
+          for (int c = 0; c < kColumns; ++c)
+            if (c < width) row[c] = O(s * row_values[c] + (accumulate ? A(row[c]) : A(0)));
+        }
+      }
+    });
+  }
+};
+
+// A matrix [rows, columns] into a tile [kRows, kStride], zero where the matrix ends.
+template <int kRows, int kColumns, int kStride, typename A, typename T>
+__device__ __forceinline__ void load_tile(A* __restrict__ to, const T* __restrict__ from, std::int64_t ld, std::int64_t rows,
+                                          std::int64_t columns) {
+  constexpr int kAcross = kAttentionThreads < kColumns ? kAttentionThreads : kColumns, kDown = kAttentionThreads / kAcross;
+  const int first_row = static_cast<int>(threadIdx.x) / kAcross, first_column = static_cast<int>(threadIdx.x) % kAcross;
+  for (int r = first_row; r < kRows; r += kDown) {
+    const T* row = from + r * ld;
+    A* out = to + r * kStride;
+    if (r < rows && columns == kColumns) {
+      for (int c = first_column; c < kColumns; c += kAcross) out[c] = A(row[c]);
+    } else {
+      for (int c = first_column; c < kColumns; c += kAcross) out[c] = r < rows && c < columns ? A(row[c]) : A(0);
+    }
+  }
+}
+// The same transposed, into [kColumns, kRows], by groups of 8 rows: the CPU writes 8 neighbours at once, a GPU's warp reads 4
+// neighbours of each row.
+template <int kRows, int kColumns, typename A, typename T>
+__device__ __forceinline__ void load_transposed(A* __restrict__ to, const T* __restrict__ from, std::int64_t ld,
+                                                std::int64_t rows, std::int64_t columns) {
+  constexpr int kGroup = 8, kTogether = kOneThread ? kGroup : 1;
+  static_assert(kRows % kGroup == 0);
+  for (int t = static_cast<int>(threadIdx.x) * kTogether; t < kRows * kColumns; t += kAttentionThreads * kTogether) {
+    const int r = t / (kGroup * kColumns) * kGroup + t % kGroup, c = t / kGroup % kColumns;
+    const T* in = from + r * ld + c;
+    A* out = to + c * kRows + r;
+    if (c < columns && r + kTogether <= rows) {
+      REF5D_SIMD
+      for (int i = 0; i < kTogether; ++i) out[i] = A(in[i * ld]);
+    } else {
+      for (int i = 0; i < kTogether; ++i) out[i] = c < columns && r + i < rows ? A(in[i * ld]) : A(0);
+    }
+  }
+}
+// n values into kCount places, `rest` beyond.
+template <int kCount, typename T>
+__device__ __forceinline__ void load_values(T* __restrict__ to, const T* __restrict__ from, std::int64_t n, T rest) {
+  for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kAttentionThreads) to[i] = i < n ? from[i] : rest;
+}
+
+// The log-sum-exp of a tile's queries for backward. A query that sees no key (-inf), and one that does not exist, gets +inf, so
+// that exp(score - lse) is 0.
+template <int kCount, typename A>
+__device__ __forceinline__ void load_lse(A* __restrict__ to, const A* __restrict__ from, std::int64_t n) {
+  for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kAttentionThreads)
+    to[i] = i < n && from[i] != -kInfinity<A> ? from[i] : kInfinity<A>;
+}
+
+// Which runs of a tile's queries see which runs of its keys: nothing, some or all. Bit q_run * kKeyRuns + k_run. (A tile of 8
+// tokens has the run it lies in.)
+template <int kQueries, int kKeys>
+struct VisibleRuns {
+  static constexpr int kRun = static_cast<int>(kTokenRun);
+  static constexpr int kQueryRuns = (kQueries + kRun - 1) / kRun, kKeyRuns = (kKeys + kRun - 1) / kRun;
+  static constexpr int kQueryStep = kQueries < kRun ? kQueries : kRun, kKeyStep = kKeys < kRun ? kKeys : kRun;
+  static_assert(kQueryRuns * kKeyRuns <= 32);
+  unsigned some_bits = 0, all_bits = 0;
+
+  // The run tables of one sequence; the tiles' first tokens; the sequences' lengths.
+  __device__ VisibleRuns(const std::int32_t* __restrict__ q_runs, std::int64_t q_begin, std::int64_t q_len,
+                         const std::int32_t* __restrict__ k_runs, std::int64_t k_begin, std::int64_t k_len) {
+    for (int q = 0; q < kQueryRuns; ++q) {
+      if (q_begin + q * kRun >= q_len) break;
+      const std::int32_t* qr = q_runs + (q_begin / kRun + q) * 4;
+      const std::int32_t min_order = qr[0], max_order = qr[1], min_start = qr[2], max_start = qr[3];
+      for (int k = 0; k < kKeyRuns; ++k) {
+        const std::int64_t first = k_begin + k * kRun;
+        if (first >= k_len) break;
+        const std::int32_t *kr = k_runs + first / kRun * 2, min_key = kr[0], max_key = kr[1];
+        const unsigned bit = 1u << (q * kKeyRuns + k);
+        if (min_key <= max_order && max_key >= min_start) some_bits |= bit;
+        // A run that the sequence's end cuts short is filled up with keys that must not count.
+        if (max_key <= min_order && min_key >= max_start && first + kRun <= k_len) all_bits |= bit;
+      }
+    }
+  }
+  // Of the runs that hold a query and a key of the tile.
+  [[nodiscard]] __device__ bool some(int query, int key) const {
+    return some_bits >> (query / kRun * kKeyRuns + key / kRun) & 1u;
+  }
+  [[nodiscard]] __device__ bool all(int query, int key) const {
+    return all_bits >> (query / kRun * kKeyRuns + key / kRun) & 1u;
+  }
+  // f(first) for each run of keys that the query's run sees some of, and for each run of queries that see some of the key's.
+  template <typename F>
+  __device__ __forceinline__ void for_keys_of(int query, F&& f) const {
+    for (int key = 0; key < kKeys; key += kRun)
+      if (some(query, key)) f(key);
+  }
+  template <typename F>
+  __device__ __forceinline__ void for_queries_of(int key, F&& f) const {
+    for (int query = 0; query < kQueries; query += kRun)
+      if (some(query, key)) f(query);
+  }
+};
+
+// A query sees the keys of its document up to itself.
+__device__ __forceinline__ bool sees(std::int32_t q_order, std::int32_t q_start, std::int32_t k_order) {
+  return static_cast<int>(k_order <= q_order) & static_cast<int>(k_order >= q_start);
+}
+// What fills a tile up: a key that no query sees, a query that sees no key.
+inline constexpr std::int32_t kNoKey = INT32_MAX, kNoQuery = INT32_MIN;
+
+}  // namespace ref5d

@@ -1,0 +1,37 @@
+// Matrix products: C = alpha * op(A) * op(B) + beta * C, all row-major, any leading dims.
+#pragma once
+
+#include "common/tensor/tensor.h"
+
+namespace ref5d {
+
+enum class Transpose { kNo, kYes };
+
+// kBlas: cuBLAS on the GPU, OpenBLAS on the CPU. kHand: the tiled kernel of gemm_hand.cu, the same in every mode.
+// kTensorCore: the wmma kernel, bf16 on a GPU of sm_80 or later; elsewhere InputError.
+enum class GemmKind { kBlas, kHand, kTensorCore };
+
+// C [M, N], op(A) [M, K], op(B) [K, N]. A and B have one dtype; C has it too or its accumulator's (bf16 inputs, fp32 C).
+// beta = 0 overwrites C, whatever it held. bf16 sums in fp32 and rounds once. K = 0 gives beta * C; M = 0 or N = 0 nothing.
+// C overlaps neither A nor B. Throws std::logic_error on shapes or dtypes that do not fit.
+//
+// With kHand a row's bits do not depend on how many rows there are. With kBlas they do not either on the CPU where OpenBLAS
+// has the kernels of Haswell, Zen or Sandy Bridge, nor on how many threads there are (rows are computed in whole blocks of
+// the library's kernels); cuBLAS makes no such promise, only a single row is computed as two there.
+void gemm(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b,
+          double beta, const Tensor& c);
+
+// 2 * M * N * K.
+[[nodiscard]] inline std::int64_t gemm_flops(std::int64_t m, std::int64_t n, std::int64_t k) { return 2 * m * n * k; }
+
+// The hand-written tiled kernel: lesson material. Same meaning as gemm().
+void gemm_hand(Stream& stream, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b, double beta,
+               const Tensor& c);
+
+struct GemmSize {
+  std::int64_t m, n, k;
+};
+// Checks the operands of gemm() and returns their sizes.
+[[nodiscard]] GemmSize gemm_size(Transpose ta, Transpose tb, const Tensor& a, const Tensor& b, const Tensor& c);
+
+}  // namespace ref5d

@@ -1,0 +1,153 @@
+#include "common/model/block.h"
+
+#include "common/kernels/elementwise.h"
+
+namespace ref5d {
+
+Block::Block(const GptConfig& c, std::int64_t layer) : layer_(layer) {
+  const std::string name = (c.family == Family::kGpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
+  const bool gpt2 = c.family == Family::kGpt2;
+  attention_norm = std::make_unique<Norm>(name + (gpt2 ? "ln_1" : "input_layernorm"), c.hidden, c.norm, c.norm_eps);
+  mlp_norm = std::make_unique<Norm>(name + (gpt2 ? "ln_2" : "post_attention_layernorm"), c.hidden, c.norm, c.norm_eps);
+  attention = std::make_unique<AttentionLayer>(c, layer);
+  mlp = std::make_unique<DenseMlp>(c, layer);
+}
+
+std::vector<std::shared_ptr<Parameter>> Block::parameters() const {
+  std::vector<std::shared_ptr<Parameter>> all;
+  auto add_norm = [&all](const std::unique_ptr<Norm>& norm) {
+    if (!norm) return;
+    all.push_back(norm->weight);
+    if (norm->bias) all.push_back(norm->bias);
+  };
+  add_norm(attention_norm);
+  for (const auto* linear : {&attention->qkv, &attention->q, &attention->k, &attention->v}) append(all, *linear);
+  add_norm(attention->q_norm);
+  add_norm(attention->k_norm);
+  append(all, attention->out);
+  add_norm(mlp_norm);
+  for (auto& p : mlp->parameters()) all.push_back(std::move(p));
+  return all;
+}
+
+DropoutKey Block::dropout_key(const Context& ctx, DropoutSite site) const {
+  return {ctx.dropout_seed + (ctx.recomputing ? ctx.redraw_dropout : 0), ctx.step, static_cast<std::uint32_t>(layer_), site};
+}
+
+Tensor Block::residual(Context& ctx, const Tensor& x, const Tensor& y, DropoutSite site) const {
+  if (ctx.dropout > 0) dropout(ctx.stream, y, y, ctx.batch->sample, ctx.batch->order, dropout_key(ctx, site), ctx.dropout);
+  add(ctx.stream, y, x, y);
+  return y;
+}
+
+Tensor Block::residual_backward(Context& ctx, const Tensor& dy, DropoutSite site) const {
+  if (ctx.dropout == 0) return dy;
+  Tensor masked = ctx.activation({dy.dim(0), dy.dim(1)});
+  dropout(ctx.stream, masked, dy, ctx.batch->sample, ctx.batch->order, dropout_key(ctx, site), ctx.dropout);
+  return masked;
+}
+
+// Norm, projections and the attention core: what selective recomputation repeats.
+Tensor Block::attention_forward_half(Context& ctx, const Tensor& x, Saved& saved) {
+  const Tensor normed = attention_norm->forward(ctx, x, saved);
+  ctx.see_sub("sub", layer_, "attn_norm", normed);
+  Tensor o = attention->attend(ctx, normed, saved);
+  saved.push("attention.o", o);
+  return o;
+}
+
+void Block::run_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+  switch (phase) {
+    case 0: {
+      const bool selective = ctx.recompute == Recompute::kSelective;
+      Saved dropped;
+      const Tensor o = attention_forward_half(ctx, flow.x, selective ? dropped : saved);
+      if (selective) saved.push("attention.x", flow.x);
+      flow.x = residual(ctx, flow.x, attention->project(ctx, o), DropoutSite::kAttention);
+      break;
+    }
+    case 1: {
+      const Tensor normed = mlp_norm->forward(ctx, flow.x, saved);
+      ctx.see_sub("sub", layer_, "mlp_norm", normed);
+      flow.inner = mlp->dispatch(ctx, normed, saved);
+      break;
+    }
+    case 2: flow.inner = mlp->compute(ctx, flow.inner, saved); break;
+    case 3:
+      flow.x = residual(ctx, flow.x, mlp->combine(ctx, flow.inner, saved), DropoutSite::kMlp);
+      flow.inner = {};
+      break;
+    default: throw std::logic_error("a block has four phases");
+  }
+}
+
+void Block::run_phase_backward(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+  switch (phase) {
+    case 3: flow.inner = mlp->combine_backward(ctx, residual_backward(ctx, flow.x, DropoutSite::kMlp), saved); break;
+    case 2: flow.inner = mlp->compute_backward(ctx, flow.inner, saved); break;
+    case 1: {
+      const Tensor d = mlp->dispatch_backward(ctx, flow.inner, saved);
+      ctx.see_sub("sub_grad", layer_, "mlp_norm", d);
+      // The residual path passes dy on unchanged; the sublayer's gradient is added to it. A new tensor: the old one may still be a weight
+      // gradient's dy.
+      const Tensor dx = ctx.activation({d.dim(0), d.dim(1)});
+      mlp_norm->backward(ctx, dx, d, saved, false);
+      add(ctx.stream, dx, dx, flow.x);
+      flow.x = dx;
+      flow.inner = {};
+      break;
+    }
+    case 0: {
+      Saved again;
+      if (ctx.recompute == Recompute::kSelective) {
+        ctx.recomputing = true;
+        (void)attention_forward_half(ctx, saved.pop("attention.x"), again);
+        ctx.recomputing = false;
+      }
+      Saved& kept = ctx.recompute == Recompute::kSelective ? again : saved;
+      const Tensor o = kept.pop("attention.o");
+      const Tensor dout = attention->project_backward(ctx, residual_backward(ctx, flow.x, DropoutSite::kAttention), o);
+      const Tensor d = attention->attend_backward(ctx, dout, kept);
+      ctx.see_sub("sub_grad", layer_, "attn_norm", d);
+      const Tensor dx = ctx.activation({d.dim(0), d.dim(1)});
+      attention_norm->backward(ctx, dx, d, kept, false);
+      add(ctx.stream, dx, dx, flow.x);
+      flow.x = dx;
+      break;
+    }
+    default: throw std::logic_error("a block has four phases");
+  }
+}
+
+// Full recomputation keeps the block's input and drops the rest; backward runs the forward again first.
+void Block::forward_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+  if (ctx.recompute != Recompute::kFull) return run_phase(phase, ctx, flow, saved);
+  if (phase == 0) saved.push("block.x", flow.x);
+  run_phase(phase, ctx, flow, flow.own);
+  if (phase == kPhases - 1) flow.own = {};
+}
+
+void Block::backward_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+  if (ctx.recompute != Recompute::kFull) return run_phase_backward(phase, ctx, flow, saved);
+  if (phase == kPhases - 1) {
+    BlockFlow again{saved.pop("block.x"), {}, {}};
+    ctx.recomputing = true;
+    for (int p = 0; p < kPhases; ++p) run_phase(p, ctx, again, flow.own);
+    ctx.recomputing = false;
+  }
+  run_phase_backward(phase, ctx, flow, flow.own);
+}
+
+Tensor Block::forward(Context& ctx, const Tensor& x, Saved& saved) {
+  BlockFlow flow{x, {}, {}};
+  for (int p = 0; p < kPhases; ++p) forward_phase(p, ctx, flow, saved);
+  return flow.x;
+}
+
+Tensor Block::backward(Context& ctx, const Tensor& dy, Saved& saved) {
+  BlockFlow flow{dy, {}, {}};
+  for (int p = kPhases - 1; p >= 0; --p) backward_phase(p, ctx, flow, saved);
+  return flow.x;
+}
+
+}  // namespace ref5d

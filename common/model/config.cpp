@@ -1,0 +1,116 @@
+#include "common/model/config.h"
+
+#include <map>
+
+#include "common/device/error.h"
+
+namespace ref5d {
+namespace {
+
+GptConfig llama(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t kv_heads,
+                std::int64_t ffn, std::int64_t seq, double theta = 10000) {
+  GptConfig c;
+  c.preset = std::move(name);
+  c.vocab = vocab;
+  c.hidden = hidden;
+  c.layers = layers;
+  c.heads = heads;
+  c.kv_heads = kv_heads;
+  c.ffn = ffn;
+  c.seq = seq;
+  c.rope_theta = theta;
+  return c;
+}
+
+GptConfig gpt2(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t ffn,
+               std::int64_t seq) {
+  GptConfig c = llama(std::move(name), vocab, hidden, layers, heads, heads, ffn, seq);
+  c.family = Family::kGpt2;
+  c.norm = NormKind::kLayer;
+  c.position = PositionKind::kLearned;
+  c.mlp = MlpKind::kGelu;
+  c.biases = true;
+  c.tied = true;
+  return c;
+}
+
+const std::map<std::string, GptConfig>& presets() {
+  static const auto* const kPresets = [] {
+    auto* m = new std::map<std::string, GptConfig>;
+    auto put = [m](GptConfig c) { (*m)[c.preset] = std::move(c); };
+    put(llama("tiny", 256, 64, 4, 8, 4, 192, 64));
+    put(gpt2("tiny-gpt2", 256, 64, 4, 8, 256, 64));
+    put(llama("bench", 256, 256, 4, 8, 4, 688, 256));
+    put(gpt2("gpt2-124m", 50257, 768, 12, 12, 3072, 1024));
+    put(gpt2("gpt2-355m", 50257, 1024, 24, 16, 4096, 1024));
+    put(gpt2("gpt2-1.5b", 50257, 1600, 48, 25, 6400, 1024));
+    put(llama("llama-1b", 128256, 2048, 16, 32, 8, 8192, 4096, 500000));
+    (*m)["llama-1b"].tied = true;
+    put(llama("llama-3b", 128256, 3072, 28, 24, 8, 8192, 4096, 500000));
+    (*m)["llama-3b"].tied = true;
+    put(llama("llama-8b", 128256, 4096, 32, 32, 8, 14336, 8192, 500000));
+    put(llama("llama-70b", 128256, 8192, 80, 64, 8, 28672, 8192, 500000));
+    return m;
+  }();
+  return *kPresets;
+}
+
+}  // namespace
+
+std::int64_t GptConfig::matmul_parameter_count() const {
+  const std::int64_t d = head_dim(), mlp_matrices = mlp == MlpKind::kSwiglu ? 3 : 2;
+  const std::int64_t block = hidden * d * (heads + 2 * kv_heads) + heads * d * hidden + mlp_matrices * hidden * ffn;
+  return layers * block + vocab * hidden;  // the head
+}
+
+std::int64_t GptConfig::parameter_count() const {
+  const std::int64_t d = head_dim(), norm_size = norm == NormKind::kLayer ? 2 * hidden : hidden;
+  std::int64_t block = 2 * norm_size + (qk_norm ? 2 * d : 0);
+  if (biases) block += d * (heads + 2 * kv_heads) + hidden + (mlp == MlpKind::kSwiglu ? 2 * ffn : ffn) + hidden;
+  return matmul_parameter_count() + layers * block + norm_size + (tied ? 0 : vocab * hidden) +
+         (position == PositionKind::kLearned ? seq * hidden : 0);
+}
+
+double GptConfig::flops_per_token(bool causal_half) const {
+  const auto attention = 12.0 * static_cast<double>(layers) * static_cast<double>(hidden) * static_cast<double>(seq);
+  return 6.0 * static_cast<double>(matmul_parameter_count()) + (causal_half ? attention / 2 : attention);
+}
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : presets()) names.push_back(name);
+  return names;
+}
+
+GptConfig preset(const std::string& name) {
+  const auto it = presets().find(name);
+  if (it != presets().end()) return it->second;
+  std::string known;
+  for (const auto& n : preset_names()) known += (known.empty() ? "" : ", ") + n;
+  throw InputError("--model " + name + " is not a preset; use one of: " + known);
+}
+
+void validate(const GptConfig& c) {
+  auto fail = [](const std::string& message) { throw InputError(message); };
+  auto n = [](std::int64_t v) { return std::to_string(v); };
+  struct {
+    const char* flag;
+    std::int64_t value;
+  } const positive[] = {{"--vocab", c.vocab},       {"--hidden", c.hidden}, {"--layers", c.layers}, {"--heads", c.heads},
+                        {"--kv-heads", c.kv_heads}, {"--ffn", c.ffn},       {"--seq", c.seq}};
+  for (const auto& [flag, value] : positive) {
+    if (value < 1) fail(std::string(flag) + " " + n(value) + " must be at least 1");
+  }
+  if (c.hidden % c.heads != 0) fail("--hidden " + n(c.hidden) + " is not divisible by --heads " + n(c.heads) + "; each head needs hidden / heads channels");
+  if (c.heads % c.kv_heads != 0) {
+    fail("--heads " + n(c.heads) + " is not divisible by --kv-heads " + n(c.kv_heads) + "; every kv head serves the same number of query heads");
+  }
+  if (c.family == Family::kGpt2 && c.heads != c.kv_heads) fail("a GPT-2 model has as many kv heads as heads; use --kv-heads " + n(c.heads));
+  if (c.position == PositionKind::kRope && c.head_dim() % 2 != 0) {
+    fail("the head dim " + n(c.head_dim()) + " (hidden / heads) must be even: RoPE turns pairs of channels");
+  }
+  if (c.head_dim() > 256) fail("the head dim " + n(c.head_dim()) + " (hidden / heads) is beyond 256; use more heads");
+  if (c.dropout < 0 || c.dropout >= 1) fail("--dropout must be at least 0 and less than 1");
+}
+
+}  // namespace ref5d

@@ -1,0 +1,130 @@
+// What every module is handed: how to compute, on what, and where weight gradients and observations go.
+#pragma once
+
+#include <any>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/kernels/attention.h"
+#include "common/kernels/dropout.h"
+#include "common/kernels/gemm.h"
+#include "common/kernels/rope.h"
+#include "common/tensor/tensor.h"
+
+namespace ref5d {
+
+// The tokens of one micro-batch, on the device: T = B * S rows, all int32.
+struct MicroBatch {
+  std::int64_t batch = 0, seq = 0;
+  Tensor tokens, labels;    // [T]; labels -100 where nothing is predicted
+  Tensor order, start;      // [T]; see attention.h
+  Tensor sample, position;  // [T]; the global sample of the row, and order - start
+  AttentionTokens attention;
+  RopeTable rope;                   // undefined with learned positions
+  std::int64_t visible_pairs = 0;   // exact attention work of the micro-batch
+  double loss_scale = 0;            // 1 / valid labels of the global batch: the one division
+  [[nodiscard]] std::int64_t token_count() const { return batch * seq; }
+};
+
+// What forward keeps for backward: a stack that belongs to one (micro-batch, chunk). Forward pushes, backward pops, so backward reads
+// as forward upwards. Tags are checked. Tensors are reference-counted: several entries may share one.
+class Saved {
+ public:
+  template <typename T>
+  void push(const char* tag, T value) {
+    entries_.emplace_back(tag, std::move(value));
+  }
+  template <typename T = Tensor>
+  [[nodiscard]] T pop(const char* tag) {
+    if (entries_.empty() || std::string_view(entries_.back().first) != tag) {
+      throw std::logic_error(std::string("backward pops ") + tag + ", but forward pushed " + (entries_.empty() ? "nothing" : entries_.back().first));
+    }
+    T value = std::any_cast<T>(std::move(entries_.back().second));
+    entries_.pop_back();
+    return value;
+  }
+  [[nodiscard]] bool empty() const { return entries_.empty(); }
+
+ private:
+  std::vector<std::pair<const char*, std::any>> entries_;
+};
+
+// Weight-gradient work, as closures that own their x and dy. Nobody upstream waits for a weight gradient, so it can be computed at once or
+// much later (zero bubble).
+class WeightGrads {
+ public:
+  using Work = std::function<void()>;
+  // `keeps` are the tensors the work needs; deferred ones are counted in a ledger category of their own.
+  void add(Work work, std::initializer_list<Tensor> keeps) {
+    if (deferred_) {
+      for (const Tensor& t : keeps) t.set_category(MemoryCategory::kDeferredWeightGradients);
+    }
+    queue_.push_back(std::move(work));
+  }
+  // A module says: now is a good moment (the critical path has what it needs). Runs the queue unless deferred.
+  void run_ready() {
+    if (!deferred_) run_all();
+  }
+  void run_all() {
+    std::vector<Work> queue = std::move(queue_);
+    queue_.clear();
+    for (Work& w : queue) w();
+  }
+  void defer(bool deferred) { deferred_ = deferred; }
+  [[nodiscard]] bool empty() const { return queue_.empty(); }
+  // Moves the queued work out (a schedule keeps one queue per micro-batch and chunk).
+  [[nodiscard]] std::vector<Work> take() { return std::exchange(queue_, {}); }
+
+ private:
+  bool deferred_ = false;
+  std::vector<Work> queue_;
+};
+
+// Sees tensors as they are computed: for dumps and for tests. Names are those of DESIGN's dump: hidden/I, logits, sub/I/q, ...
+class Probe {
+ public:
+  virtual ~Probe() = default;
+  virtual void see(const std::string& name, const Tensor& tensor, Stream& stream) = 0;
+  [[nodiscard]] virtual bool wants_sublayers() const = 0;
+};
+
+enum class Recompute { kNone, kFull, kSelective };
+
+struct Context {
+  explicit Context(Stream& s) : stream(s) {}
+
+  Stream& stream;
+  Dtype dtype = Dtype::kFp32;
+  GemmKind gemm = GemmKind::kBlas;
+  AttentionKind attention = AttentionKind::kFlash;
+  Recompute recompute = Recompute::kNone;
+  double dropout = 0;
+  std::uint64_t dropout_seed = 0;
+  std::uint32_t step = 0;
+  bool fused = true;  // false: SwiGLU and cross-entropy step by step, for comparison
+
+  const MicroBatch* batch = nullptr;
+  Tensor loss_sum;  // fp64 [1]: the sum of cross-entropy over valid labels is added here
+  WeightGrads* weight_grads = nullptr;
+  Probe* probe = nullptr;
+  bool recomputing = false;          // forward runs a second time: nothing is observed
+  std::uint32_t redraw_dropout = 0;  // a fault to show (PITFALLS P27): recomputation draws another mask
+
+  [[nodiscard]] Tensor activation(Shape shape) const { return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream); }
+  [[nodiscard]] Tensor statistic(Shape shape) const {
+    return Tensor::empty(std::move(shape), accumulator_of(dtype), MemoryCategory::kActivations, stream);
+  }
+  [[nodiscard]] std::int64_t tokens() const { return batch->token_count(); }
+  void see(const std::string& name, const Tensor& t) const {
+    if (probe != nullptr && !recomputing) probe->see(name, t, stream);
+  }
+  // Inputs and outputs of a sublayer (kind "sub") and their gradients ("sub_grad").
+  void see_sub(const char* kind, std::int64_t layer, const char* what, const Tensor& t) const {
+    if (probe != nullptr && !recomputing && probe->wants_sublayers()) probe->see(std::string(kind) + "/" + std::to_string(layer) + "/" + what, t, stream);
+  }
+};
+
+}  // namespace ref5d

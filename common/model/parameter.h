@@ -1,0 +1,104 @@
+// A parameter: its global identity, which part of it is here, and where its weight and gradient live.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/tensor/tensor.h"
+
+namespace ref5d {
+
+// A stretch of the cut dim, in global indices, and how many ranks of the axis hold it.
+struct Segment {
+  std::int64_t begin, end;
+  std::int64_t replicas = 1;
+};
+
+// Which part of a global tensor a rank holds. Whatever must know about sharding (initialisation, checkpoints, comparison, the
+// gradient norm, replica checks) reads this and nothing else. Applied in this order:
+//   1. segments of one dim, in local order (a packed [q|k|v] weight has three);
+//   2. the pipeline stages that hold it (a tied weight lives on two);
+//   3. a flat range of what is left, after ZeRO.
+struct Placement {
+  int dim = -1;  // -1: not cut
+  std::vector<Segment> segments;
+  std::vector<int> stages;
+  std::int64_t flat_begin = 0, flat_end = -1;  // -1: to the end
+};
+
+// How a gradient is summed over micro-batches.
+enum class GradientMode {
+  kDirect,    // weight gradients are added to a gradient in the model's dtype (the rule for fp32 and fp64)
+  kSeparate,  // bf16: a bf16 gradient per micro-batch, added to an fp32 sum: 2 + 4 bytes
+  kFused,     // bf16: the weight-gradient product adds into the fp32 sum itself: 4 bytes
+};
+
+enum class Init { kNormal, kZero, kOne };
+
+class Parameter {
+ public:
+  // init_std is used by Init::kNormal alone.
+  Parameter(std::string name_, Shape global_shape_, Init init_, double init_std_, bool decay_)
+      : name(std::move(name_)), global_shape(std::move(global_shape_)), init(init_), init_std(init_std_), decay(decay_) {}
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+
+  const std::string name;  // Hugging Face's
+  const Shape global_shape;
+  const Init init;
+  const double init_std;
+  const bool decay;  // matrices only: never norms and biases
+  Placement placement;
+
+  // The shape of the part that is here (before any flat range).
+  [[nodiscard]] Shape local_shape() const;
+  [[nodiscard]] std::int64_t local_numel() const { return product(local_shape()); }
+
+  Tensor weight;        // model dtype
+  Tensor master;        // fp32 for bf16 weights, else undefined
+  Tensor gradient;      // model dtype; undefined under kFused
+  Tensor gradient_sum;  // fp32 for bf16 weights, else undefined
+  GradientMode mode = GradientMode::kDirect;
+
+  // The gradient of the step: what the optimizer reads.
+  [[nodiscard]] const Tensor& final_gradient() const { return gradient_sum ? gradient_sum : gradient; }
+
+  // A step starts: zero gradient, and `uses` contributions (below) expected for each of the micro-batches.
+  void begin_step(Stream& stream, std::int64_t micro_batches, bool zero = true);
+
+  // A kernel that computes (a contribution to) the gradient writes to target, adding if told to; then end_contribution() folds it into the
+  // sum. `zeroed` asks for a target that can always be added to.
+  struct Target {
+    Tensor tensor;
+    bool accumulate;
+  };
+  [[nodiscard]] Target begin_contribution(Stream& stream, bool zeroed = false);
+  void end_contribution(Stream& stream);
+
+  int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
+  // Called when the last contribution of the step has been enqueued: the gradient is final.
+  std::function<void(Parameter&)> on_final;
+
+ private:
+  std::int64_t pending_ = 0;
+};
+
+// What of a global tensor lies in `placement` (segments only), and the reverse: writes a local part into its global place.
+[[nodiscard]] HostTensor cut(const HostTensor& global, const Placement& placement);
+void paste(HostTensor& global, const HostTensor& local, const Placement& placement);
+
+struct StorageOptions {
+  Dtype dtype = Dtype::kFp32;
+  GradientMode bf16_gradients = GradientMode::kSeparate;
+  bool fp32_gradient_sum = true;  // bf16 without it: the gradient is summed in bf16 (right only without accumulation)
+  std::uint64_t seed = 1;
+  bool gradients = true;  // false: weights only
+};
+// Allocates storage for the local part and fills the weight by its init rule.
+void materialise(Parameter& p, const StorageOptions& options, Stream& stream);
+// Overwrites weight (and master) with a global tensor's values. Throws InputError if the shape is another.
+void load_weight(Parameter& p, const HostTensor& global, Stream& stream);
+
+}  // namespace ref5d

@@ -1,0 +1,21 @@
+// Checkpoints: everything that training continues from.
+//
+//   DIR/step_N/model.safetensors      the exact weights (masters where there are), Hugging Face names: --load reads it too
+//   DIR/step_N/optimizer.safetensors  m/NAME and v/NAME
+//   DIR/step_N/state.json             the number of steps taken
+//   DIR/latest                        the name of the newest complete step_N
+// A checkpoint is written under a temporary name and renamed when it is complete, so a crash or a full disk loses nothing that was saved before.
+#pragma once
+
+#include <string>
+
+#include "common/train/trainer.h"
+
+namespace ref5d {
+
+// InputError if DIR cannot be made, RunError if the disk is full; either way nothing half-written stays.
+void save(Trainer& trainer, const std::string& dir);
+// Continues from DIR's newest checkpoint (or from DIR itself if it is one). InputError naming what is missing, truncated or of another shape.
+void resume(Trainer& trainer, const std::string& dir);
+
+}  // namespace ref5d

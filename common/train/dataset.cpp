@@ -1,0 +1,85 @@
+#include "common/train/dataset.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/device/error.h"
+#include "common/kernels/philox.h"
+#include "common/tensor/ignore_label.h"
+
+namespace ref5d {
+namespace {
+
+// llm.c's and GPT-2's end-of-text token; texts have blank lines instead.
+constexpr std::int32_t kEndOfText = 50256;
+
+TokenStream read_stream(const DatasetOptions& options) {
+  if (!options.path.empty()) return load_tokens(options.path);
+  TokenStream stream;
+  stream.kind = "text";
+  for (char c : default_text()) stream.tokens.push_back(static_cast<unsigned char>(c));
+  return stream;
+}
+
+std::vector<Row> document_rows(const TokenStream& stream, const DatasetOptions& options) {
+  const auto separator = stream.kind == "text" ? DocumentSeparator::blank_line() : DocumentSeparator::end_of_text(kEndOfText);
+  const std::vector<Document> documents = split_documents(stream.tokens, separator);
+  return options.documents == "pack" ? pack_documents(documents, options.seq) : pad_documents(documents, options.seq);
+}
+
+}  // namespace
+
+Dataset::Dataset(const DatasetOptions& options) : shuffled_(true), seed_(options.seed) {
+  const std::string name = options.path.empty() ? "the built-in text" : options.path;
+  stream_ = read_stream(options);
+  check_tokens(stream_.tokens, options.vocab, name);
+  if (options.documents == "none") {  // windows that overlap by one token: the last label of a row is the first token of the next
+    seq_ = options.seq;
+    row_count_ = (static_cast<std::int64_t>(stream_.tokens.size()) - 1) / seq_;
+  } else {
+    rows_ = document_rows(stream_, options);
+    row_count_ = static_cast<std::int64_t>(rows_.size());
+  }
+  if (row_count_ == 0) {
+    throw InputError(name + " has " + std::to_string(stream_.tokens.size()) + " tokens, too few for one row of " + std::to_string(options.seq) +
+                     " and its labels; use a longer file or a smaller --seq");
+  }
+  description_ = name + ": " + std::to_string(stream_.tokens.size()) + " tokens (" + stream_.kind + "), " + std::to_string(row_count_) + " rows of " +
+                 std::to_string(options.seq);
+}
+
+Row Dataset::row(std::int64_t i) const {
+  return seq_ > 0 ? plain_row(stream_.tokens, i * seq_, seq_) : rows_[static_cast<std::size_t>(i)];
+}
+
+Row Dataset::sample(std::int64_t index) const {
+  const std::int64_t n = rows(), epoch = index / n;
+  if (!shuffled_) return row(index % n);
+  if (epoch != epoch_) {  // Fisher-Yates with counter-based numbers
+    order_.resize(static_cast<std::size_t>(n));
+    std::iota(order_.begin(), order_.end(), 0);
+    for (std::int64_t i = n - 1; i > 0; --i) {
+      const Uint4 u = philox(seed_, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(epoch), 0x73687566u, 0});
+      const std::uint64_t wide = (std::uint64_t{u.x} << 32) | u.y;
+      std::swap(order_[static_cast<std::size_t>(i)], order_[wide % static_cast<std::uint64_t>(i + 1)]);
+    }
+    epoch_ = epoch;
+  }
+  return row(order_[static_cast<std::size_t>(index % n)]);
+}
+
+std::int64_t count_valid_labels(const Row& row) {
+  return std::count_if(row.labels.begin(), row.labels.end(), [](std::int32_t label) { return label != kIgnoreLabel; });
+}
+
+GlobalBatch global_batch(const Dataset& data, std::int64_t step, std::int64_t size) {
+  GlobalBatch batch;
+  batch.first_sample = step * size;
+  for (std::int64_t i = 0; i < size; ++i) {
+    batch.rows.push_back(data.sample(batch.first_sample + i));
+    batch.valid_labels += count_valid_labels(batch.rows.back());
+  }
+  return batch;
+}
+
+}  // namespace ref5d

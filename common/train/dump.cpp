@@ -1,0 +1,56 @@
+#include "common/train/dump.h"
+
+#include "common/io/safetensors.h"
+#include "common/kernels/elementwise.h"
+
+namespace ref5d {
+
+void DumpProbe::see(const std::string& name, const Tensor& tensor, Stream& stream) {
+  Tensor whole = tensor;
+  if (!whole.contiguous()) {  // columns of a packed matrix
+    whole = Tensor::empty(tensor.shape(), tensor.dtype(), MemoryCategory::kWorkspace, stream);
+    copy_matrix(stream, whole, tensor);
+  }
+  const HostTensor host = whole.to_host(stream);
+  auto [it, fresh] = parts_.try_emplace(name, host);
+  if (fresh) return;
+  it->second.shape[0] += host.shape[0];
+  it->second.data.insert(it->second.data.end(), host.data.begin(), host.data.end());
+}
+
+NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq) const {
+  NamedTensors all = parts_;
+  for (auto& [name, t] : all) t.shape = {batch, seq, t.numel() / (batch * seq)};
+  return all;
+}
+
+DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch_size, bool full) : trainer_(trainer), probe_(full) {
+  const GlobalBatch batch = global_batch(data, trainer.steps_taken(), global_batch_size);
+  batch_ = global_batch_size;
+  seq_ = static_cast<std::int64_t>(batch.rows.front().tokens.size());
+  std::vector<double> tokens, labels;
+  for (const Row& row : batch.rows) {
+    tokens.insert(tokens.end(), row.tokens.begin(), row.tokens.end());
+    labels.insert(labels.end(), row.labels.begin(), row.labels.end());
+  }
+  tensors_["tokens"] = HostTensor::from_doubles(tokens, {batch_, seq_}, Dtype::kInt32);
+  tensors_["labels"] = HostTensor::from_doubles(labels, {batch_, seq_}, Dtype::kInt32);
+  for (const Parameter* p : trainer.gpt().parameters()) tensors_["init/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
+  trainer.context().probe = &probe_;
+}
+
+void DumpingRun::after_first_step(const StepResult& first) {
+  trainer_.context().probe = nullptr;
+  tensors_.merge(probe_.collected(batch_, seq_));
+  for (const Parameter* p : trainer_.gpt().parameters()) tensors_["grad/" + p->name] = p->final_gradient().to_host(trainer_.stream());
+  tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);
+  tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);
+}
+
+void DumpingRun::write(const std::string& path, const std::vector<double>& step_losses, const std::map<std::string, std::string>& metadata) {
+  for (const Parameter* p : trainer_.gpt().parameters()) tensors_["final/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer_.stream());
+  tensors_["step_loss"] = HostTensor::from_doubles(step_losses, {static_cast<std::int64_t>(step_losses.size())}, Dtype::kFp64);
+  write_safetensors(path, tensors_, metadata);
+}
+
+}  // namespace ref5d

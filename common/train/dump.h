@@ -1,0 +1,42 @@
+// Writes what a step computed to a safetensors file: for comparison with another framework, or with another layout.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/model/context.h"
+#include "common/train/trainer.h"
+
+namespace ref5d {
+
+// Collects tensors micro-batch by micro-batch on the host. Each is [T, C] per micro-batch and becomes [batch, seq, C] of the global batch.
+class DumpProbe : public Probe {
+ public:
+  explicit DumpProbe(bool sublayers) : sublayers_(sublayers) {}
+  void see(const std::string& name, const Tensor& tensor, Stream& stream) override;
+  [[nodiscard]] bool wants_sublayers() const override { return sublayers_; }
+  [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq) const;
+
+ private:
+  bool sublayers_;
+  NamedTensors parts_;
+};
+
+// Trains `steps` steps and writes to `path`: of the first step logits, loss, grad_norm, tokens, labels, hidden/I and grad/NAME (before clipping), with
+// level "full" also every sublayer's tensors; of the last final/NAME, and step_loss. Hugging Face names. Returns the record of the run.
+class DumpingRun {
+ public:
+  DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch, bool full);
+  // Call after the first step, and at the end.
+  void after_first_step(const StepResult& first);
+  void write(const std::string& path, const std::vector<double>& step_losses, const std::map<std::string, std::string>& metadata);
+
+ private:
+  Trainer& trainer_;
+  std::int64_t batch_, seq_;
+  DumpProbe probe_;
+  NamedTensors tensors_;
+};
+
+}  // namespace ref5d

@@ -1,0 +1,67 @@
+#include "common/train/loader.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace ref5d {
+
+Loader::Loader(const GptConfig& config, Dtype dtype, Stream& compute) : config_(config), dtype_(dtype), compute_(compute) {}
+
+void Loader::start(std::span<const Row> rows, std::int64_t first_sample) {
+  if (started_ - taken_ == slots_.size()) throw std::logic_error("both slots of the loader are in use");
+  Slot& slot = slots_[started_++ % slots_.size()];
+  slot.batch = static_cast<std::int64_t>(rows.size());
+  slot.seq = static_cast<std::int64_t>(rows.front().tokens.size());
+  slot.visible_pairs = 0;
+  const std::int64_t tokens = slot.batch * slot.seq;
+  const std::size_t bytes = static_cast<std::size_t>(kFields * tokens) * sizeof(std::int32_t);
+  slot.copied.synchronize();
+  if (!slot.pinned || slot.pinned->bytes() < bytes) slot.pinned = std::make_unique<PinnedBuffer>(bytes);
+
+  auto* const field = reinterpret_cast<std::int32_t*>(slot.pinned->data());
+  for (std::int64_t b = 0; b < slot.batch; ++b) {
+    const Row& row = rows[static_cast<std::size_t>(b)];
+    const std::int64_t at = b * slot.seq;
+    auto put = [&](int f, std::span<const std::int32_t> values) { std::copy(values.begin(), values.end(), field + f * tokens + at); };
+    put(0, row.tokens);
+    put(1, row.labels);
+    put(2, row.order);
+    put(3, row.start);
+    std::fill_n(field + 4 * tokens + at, slot.seq, static_cast<std::int32_t>(first_sample + b));
+    for (std::int64_t s = 0; s < slot.seq; ++s) field[5 * tokens + at + s] = row.order[static_cast<std::size_t>(s)] - row.start[static_cast<std::size_t>(s)];
+    slot.visible_pairs += ref5d::visible_pairs(row.order, row.start, row.order, 1);
+  }
+  slot.device = Tensor::empty({kFields, tokens}, Dtype::kInt32, MemoryCategory::kWorkspace, copy_);
+  copy_pinned_to_device(copy_, slot.device.raw(), slot.pinned->data(), bytes);
+  slot.copied.record(copy_);
+}
+
+MicroBatch Loader::take(double loss_scale) {
+  if (started_ == taken_) throw std::logic_error("no micro-batch was started");
+  Slot& slot = slots_[taken_++ % slots_.size()];
+  wait(compute_, slot.copied);
+  MicroBatch b;
+  b.batch = slot.batch;
+  b.seq = slot.seq;
+  b.loss_scale = loss_scale;
+  b.visible_pairs = slot.visible_pairs;
+  // The compute stream reads it; a copy owned by that stream keeps the buffer's end in that stream's order.
+  const Tensor all = Tensor::empty(slot.device.shape(), Dtype::kInt32, MemoryCategory::kWorkspace, compute_);
+  copy_on_device(compute_, all.raw(), slot.device.raw(), all.bytes());
+  order(compute_, copy_);
+  slot.device = {};
+  const std::int64_t tokens = b.token_count();
+  auto field = [&](std::int64_t f) { return all.rows(f, f + 1).view({tokens}); };
+  b.tokens = field(0);
+  b.labels = field(1);
+  b.order = field(2);
+  b.start = field(3);
+  b.sample = field(4);
+  b.position = field(5);
+  const Shape rows{b.batch, b.seq};
+  b.attention = make_attention_tokens(compute_, b.order.view(rows), b.start.view(rows), b.order.view(rows));
+  if (config_.position == PositionKind::kRope) b.rope = make_rope_table(compute_, b.order, b.start, config_.head_dim(), config_.rope_theta, dtype_);
+  return b;
+}
+
+}  // namespace ref5d

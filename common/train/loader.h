@@ -1,0 +1,40 @@
+// Brings micro-batches to the device: the next one is copied while this one computes.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "common/device/memory.h"
+#include "common/model/config.h"
+#include "common/model/context.h"
+#include "common/train/dataset.h"
+
+namespace ref5d {
+
+class Loader {
+ public:
+  Loader(const GptConfig& config, Dtype dtype, Stream& compute);
+
+  // Starts copying rows (all of one length) on a stream of its own. first_sample: the global sample of the first row.
+  void start(std::span<const Row> rows, std::int64_t first_sample);
+  // The micro-batch that was started first and not yet taken. Its users on the compute stream run after the copy.
+  [[nodiscard]] MicroBatch take(double loss_scale);
+
+ private:
+  static constexpr int kFields = 6;  // tokens, labels, order, start, sample, position
+  struct Slot {
+    std::unique_ptr<PinnedBuffer> pinned;
+    Event copied;   // the pinned memory may be written again, the device memory be read
+    Tensor device;  // int32 [kFields, T]
+    std::int64_t batch = 0, seq = 0, visible_pairs = 0;
+  };
+
+  GptConfig config_;
+  Dtype dtype_;
+  Stream& compute_;
+  Stream copy_{"copy"};
+  std::array<Slot, 2> slots_;
+  std::size_t started_ = 0, taken_ = 0;
+};
+
+}  // namespace ref5d

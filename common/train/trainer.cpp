@@ -1,0 +1,106 @@
+#include "common/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/device/device.h"
+#include "common/train/weights.h"
+
+namespace ref5d {
+
+Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
+    : options_(options),
+      data_(data),
+      stream_(device().compute()),
+      gpt_(options.model),
+      context_(stream_),
+      loader_(options.model, options.storage.dtype, stream_) {
+  gpt_.materialise(options.storage, stream_);
+  if (!options.load.empty()) load_weights(gpt_, options.load, stream_);
+  optimizer_ = std::make_unique<Optimizer>(gpt_.parameters(), options.optimizer, stream_);
+  context_.dtype = options.storage.dtype;
+  context_.gemm = options.gemm;
+  context_.attention = options.attention;
+  context_.recompute = options.recompute;
+  context_.dropout = options.model.dropout;
+  context_.dropout_seed = options.storage.seed;
+  context_.redraw_dropout = options.redraw_dropout;
+  context_.fused = options.fused;
+  context_.weight_grads = &weight_grads_;
+  context_.loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
+}
+
+void Trainer::accumulate() {
+  const std::int64_t step = optimizer_->steps_taken();
+  batch_ = global_batch(data_, step, options_.global_batch);
+  context_.step = static_cast<std::uint32_t>(step);
+  fill_zero(stream_, context_.loss_sum.raw(), context_.loss_sum.bytes());
+  accumulate_gradients(gpt_, context_, loader_, batch_, options_.micro_batch, options_.faults);
+}
+
+StepResult Trainer::step() {
+  const auto begin = std::chrono::steady_clock::now();
+  accumulate();
+  update();
+  StepResult result;
+  result.loss = context_.loss_sum.to_doubles(stream_)[0] * batch_.loss_scale();
+  result.grad_norm = optimizer_->norm().to_doubles(stream_)[0];
+  result.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  result.valid_tokens = batch_.valid_labels;
+  for (const Row& row : batch_.rows) result.tokens += static_cast<std::int64_t>(row.tokens.size());
+  return result;
+}
+
+NamedValues Trainer::gradients() {
+  NamedValues values;
+  for (const Parameter* p : gpt_.parameters()) values[p->name] = p->final_gradient().to_doubles(stream_);
+  return values;
+}
+
+NamedValues Trainer::weights() {
+  NamedValues values;
+  for (const Parameter* p : gpt_.parameters()) values[p->name] = (p->master ? p->master : p->weight).to_doubles(stream_);
+  return values;
+}
+
+double RunRecord::median_step_ms() const {
+  if (steps.empty()) return 0;
+  std::vector<double> ms;
+  for (const StepResult& s : steps) ms.push_back(s.ms);
+  std::sort(ms.begin(), ms.end());
+  return ms[ms.size() / 2];
+}
+
+std::int64_t RunRecord::peak(MemoryCategory category) const {
+  for (const auto& [c, bytes] : peak_bytes) {
+    if (c == category) return bytes;
+  }
+  return 0;
+}
+
+RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values, const std::function<void(std::int64_t, const StepResult&)>& on_step) {
+  RunRecord record;
+  if (record_values) record.values.initial = trainer.weights();
+  device().memory().reset_peaks();
+  for (std::int64_t s = 0; s < steps; ++s) {
+    device().flops().reset();
+    record.steps.push_back(trainer.step());
+    record.values.losses.push_back(record.steps.back().loss);
+    record.values.grad_norms.push_back(record.steps.back().grad_norm);
+    if (s == 0) {
+      record.flops_per_step = device().flops();
+      if (record_values) record.values.gradients = trainer.gradients();
+    }
+    if (on_step) on_step(s, record.steps.back());
+  }
+  for (int c = 0; c < kMemoryCategories; ++c) {
+    const auto category = static_cast<MemoryCategory>(c);
+    record.peak_bytes.emplace_back(category, device().memory().peak(category));
+    record.current_bytes.emplace_back(category, device().memory().current(category));
+  }
+  record.total_peak_bytes = device().memory().total_peak();
+  if (record_values) record.values.final_weights = trainer.weights();
+  return record;
+}
+
+}  // namespace ref5d

@@ -1,0 +1,86 @@
+// Training on one device: the baseline that every parallel layout is compared with, and the whole of lesson 01.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/device/flops_ledger.h"
+#include "common/device/memory_ledger.h"
+#include "common/train/accumulate.h"
+#include "common/train/optimizer.h"
+#include "common/verify/run_checks.h"
+
+namespace ref5d {
+
+struct TrainerOptions {
+  GptConfig model;
+  StorageOptions storage;
+  OptimizerOptions optimizer;
+  AccumulationFaults faults;
+  std::int64_t micro_batch = 2;       // sequences per micro-batch
+  std::int64_t global_batch = 2;      // sequences per optimizer step
+  GemmKind gemm = GemmKind::kBlas;
+  AttentionKind attention = AttentionKind::kFlash;
+  Recompute recompute = Recompute::kNone;
+  bool fused = true;
+  std::uint32_t redraw_dropout = 0;  // a fault to show (PITFALLS P27)
+  std::string load;                  // weights to start from; empty: the init rule
+};
+
+struct StepResult {
+  double loss = 0;       // cross-entropy per valid label of the global batch
+  double grad_norm = 0;  // before clipping
+  double ms = 0;
+  std::int64_t tokens = 0, valid_tokens = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const TrainerOptions& options, const Dataset& data);
+
+  // One optimizer step on the next global batch. Waits for the device, so that the time is true.
+  StepResult step();
+
+  // The two halves of it, for whoever wants to look in between.
+  void accumulate();
+  void update() { optimizer_->step(stream_); }
+
+  [[nodiscard]] Gpt& gpt() { return gpt_; }
+  [[nodiscard]] Optimizer& optimizer() { return *optimizer_; }
+  [[nodiscard]] Context& context() { return context_; }
+  [[nodiscard]] Stream& stream() { return stream_; }
+  [[nodiscard]] std::int64_t steps_taken() const { return optimizer_->steps_taken(); }
+
+  // Copies of every parameter's gradient, and of its most exact weight, by name.
+  [[nodiscard]] NamedValues gradients();
+  [[nodiscard]] NamedValues weights();
+
+ private:
+  TrainerOptions options_;
+  const Dataset& data_;
+  Stream& stream_;
+  Gpt gpt_;
+  WeightGrads weight_grads_;
+  Context context_;
+  Loader loader_;
+  std::unique_ptr<Optimizer> optimizer_;
+  GlobalBatch batch_;
+};
+
+// Everything that a comparison needs of a run.
+struct RunRecord {
+  std::vector<StepResult> steps;
+  RunValues values;  // losses and norms always; gradients and weights if asked for
+  std::vector<std::pair<MemoryCategory, std::int64_t>> peak_bytes, current_bytes;  // peaks over the steps
+  std::int64_t total_peak_bytes = 0;
+  FlopsLedger flops_per_step;  // of the first step
+  [[nodiscard]] double median_step_ms() const;
+  [[nodiscard]] std::int64_t peak(MemoryCategory category) const;
+};
+// Runs `steps` steps. record_values: keep gradients and weights (for comparison). on_step sees each result as it happens.
+[[nodiscard]] RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values,
+                                   const std::function<void(std::int64_t, const StepResult&)>& on_step = {});
+
+}  // namespace ref5d

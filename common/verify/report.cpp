@@ -1,0 +1,90 @@
+#include "common/verify/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/device/error.h"
+#include "common/verify/table.h"
+
+namespace ref5d {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+// Both for reading and for checking against a formula.
+std::string both_bytes(std::int64_t bytes) { return fmt::format("{} ({})", grouped_digits(bytes), human_bytes(bytes)); }
+
+std::string traffic_table(const std::vector<TrafficRow>& traffic) {
+  if (traffic.empty()) return "";
+  Rows rows{{"traffic", "op", "phase", "calls", "payload bytes", "wire bytes", "all ranks: calls", "wire bytes"}};
+  bool formula = false;
+  for (const TrafficRow& t : traffic) {
+    const std::string mark = t.wire_counted ? "" : "*";
+    formula = formula || !t.wire_counted;
+    rows.push_back({t.axis, t.op, t.phase, grouped_digits(t.calls), both_bytes(t.payload_bytes),
+                    both_bytes(t.wire_bytes) + mark, grouped_digits(t.total_calls), grouped_digits(t.total_wire_bytes) + mark});
+  }
+  const char* legend = formula ? "* by formula, not counted at the sends\n" : "";
+  return format_table(rows, "lllrrrrr") + legend;
+}
+
+// Rank 0's categories, beside the largest peak of any rank where there are several.
+std::string memory_table(const std::vector<MemoryRow>& memory) {
+  if (memory.empty()) return "";
+  const std::int64_t shown = std::min_element(memory.begin(), memory.end(), [](const MemoryRow& x, const MemoryRow& y) {
+                               return x.rank < y.rank;
+                             })->rank;
+  const bool several = std::any_of(memory.begin(), memory.end(), [&](const MemoryRow& m) { return m.rank != shown; });
+  std::vector<std::string> categories;
+  for (const MemoryRow& m : memory) {
+    if (std::find(categories.begin(), categories.end(), m.category) == categories.end()) categories.push_back(m.category);
+  }
+  Rows rows{{fmt::format("memory of rank {}", shown), "current", "bytes", "peak", "bytes"}};
+  if (several) rows[0].insert(rows[0].end(), {"highest peak of any rank", "rank"});
+  for (const std::string& category : categories) {
+    MemoryRow own, highest;
+    bool any = false;
+    for (const MemoryRow& m : memory) {
+      if (m.category != category) continue;
+      if (m.rank == shown) own = m;
+      if (!any || m.peak_bytes > highest.peak_bytes) highest = m;
+      any = true;
+    }
+    rows.push_back({category, human_bytes(own.current_bytes), grouped_digits(own.current_bytes), human_bytes(own.peak_bytes),
+                    grouped_digits(own.peak_bytes)});
+    if (several) rows.back().insert(rows.back().end(), {both_bytes(highest.peak_bytes), fmt::format("{}", highest.rank)});
+  }
+  return format_table(rows, "lrrrrrr");
+}
+
+std::string timing_table(const std::map<std::string, double>& timing) {
+  if (timing.empty()) return "";
+  Rows rows{{"timing", "value"}};
+  for (const auto& [key, value] : timing) rows.push_back({key, fmt::format("{:.6g}", value)});
+  return format_table(rows, "lr");
+}
+
+}  // namespace
+
+std::string Report::tables() const {
+  std::string text;
+  for (const std::string& table :
+       {checks_table(checks), claims_table(claims), traffic_table(traffic), memory_table(memory), timing_table(timing)}) {
+    if (!table.empty()) text += (text.empty() ? "" : "\n") + table;
+  }
+  return text;
+}
+
+void Report::print_tables(std::FILE* out) const {
+  const std::string text = tables();
+  std::fwrite(text.data(), 1, text.size(), out);
+}
+
+int Report::exit_status() const {
+  const bool pass = std::all_of(checks.begin(), checks.end(), [](const Check& c) { return c.pass; }) &&
+                    std::all_of(claims.begin(), claims.end(), [](const Claim& c) { return c.pass; });
+  return pass ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace ref5d

@@ -1,0 +1,49 @@
+#include "common/verify/run_checks.h"
+
+#include <stdexcept>
+
+namespace ref5d {
+
+namespace {
+
+struct Comparison {
+  const char* group;
+  std::vector<NamedError> candidate, own;  // own is empty in fp64
+};
+
+void add(Verdict& verdict, Dtype dtype, const Comparison& c) {
+  if (dtype == Dtype::kFp64) {
+    verdict.add_set(c.group, c.candidate, least_tolerance(dtype));
+  } else {
+    verdict.add_set(c.group, c.candidate, yardstick_tolerances(dtype, c.own));
+  }
+}
+
+}  // namespace
+
+void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own) {
+  const bool fp64 = dtype == Dtype::kFp64;
+  if (!fp64 && own == nullptr) throw std::logic_error("fp32 and bf16 need a single-device run of their own dtype as yardstick");
+
+  auto series = [&](const char* group, std::vector<double> RunValues::*values) {
+    add(verdict, dtype,
+        {group, compare_series(candidate.*values, truth.*values), fp64 ? std::vector<NamedError>{} : compare_series(own->*values, truth.*values)});
+  };
+  series("loss", &RunValues::losses);
+  series("grad norm", &RunValues::grad_norms);
+
+  add(verdict, dtype,
+      {"gradients", compare_sets(candidate.gradients, truth.gradients, CompareKind::kGradient),
+       fp64 ? std::vector<NamedError>{} : compare_sets(own->gradients, truth.gradients, CompareKind::kGradient)});
+
+  if (fp64) {
+    add(verdict, dtype, {"parameters", compare_sets(candidate.final_weights, truth.final_weights, CompareKind::kParameter), {}});
+    return;
+  }
+  auto update = [](const RunValues& r) { return difference(r.final_weights, r.initial); };
+  const NamedValues truth_update = update(truth);
+  add(verdict, dtype,
+      {"updates", compare_sets(update(candidate), truth_update, CompareKind::kParameter), compare_sets(update(*own), truth_update, CompareKind::kParameter)});
+}
+
+}  // namespace ref5d
