@@ -8,7 +8,7 @@
 using namespace ref5d;
 
 int main(int argc, char** argv) {
-  return run_program("01_grad_accum", [&] {
+  return run_program("01_grad_accum", argv, [&] {
     Options defaults;
     defaults.grad_accum = 4;
     CommandLine line("01_grad_accum", "Trains the tiny GPT on M micro-batches and checks that they equal one big batch.", defaults);

@@ -32,8 +32,9 @@ void in_bf16(Options& o, const CommandLine& line) { prefer(line, "--dtype", o.dt
 
 void many_bf16_micro_batches(Options& o, const CommandLine& line) {
   in_bf16(o, line);
-  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{64});
+  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{256});
   prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  if (!line.given("--seq")) o.seq = 16;
   prefer(line, "--steps", o.steps, std::int64_t{1});
 }
 
@@ -60,8 +61,8 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions& t) { t.redraw_dropout = 1; }},
       {"accumulate-in-bf16", "sums the micro-batches' gradients in bf16 (P13)", many_bf16_micro_batches,
        [](TrainerOptions& t) { t.storage.fp32_gradient_sum = false; }},
-      {"no-master", "updates the bf16 weights themselves, which swallow small steps (P14)", small_bf16_updates,
-       [](TrainerOptions& t) { t.optimizer.use_master = false; }},
+      {"no-master", "rebuilds the master from the bf16 weight before each update: small steps are lost (P14)", small_bf16_updates,
+       [](TrainerOptions& t) { t.optimizer.keep_master = false; }},
       {"decay-norms", "applies weight decay to norms and biases too (P15)", several_steps, [](TrainerOptions& t) { t.optimizer.decay_all = true; }},
       {"epsilon-inside-root", "adds Adam's epsilon under the square root (P16)", large_epsilon,
        [](TrainerOptions& t) { t.optimizer.adamw.epsilon = AdamwOptions::Epsilon::kInsideRoot; }},

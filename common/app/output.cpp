@@ -8,6 +8,7 @@
 #include "common/app/version.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
+#include "common/io/safetensors.h"
 #include "common/io/trace.h"
 #include "common/train/checkpoint.h"
 #include "common/train/generate.h"
@@ -62,8 +63,8 @@ void RunOutputs::finish(const RunRecord& record) {
   }
   if (dump_) {
     const GptConfig& c = trainer_.gpt().config();
-    dump_->write(options_.dump, record.values.losses,
-                 {{"program", "ref5d"},
+    write_safetensors(options_.dump, dump_->finish(record.values.losses),
+                      {{"format", "pt"}, {"program", "ref5d"},
                   {"version", kVersion},
                   {"model", c.preset},
                   {"dtype", dtype_name(options_.dtype)},

@@ -22,9 +22,18 @@ int report_error(const std::string& name, const char* message, int status) {
   return status;
 }
 
+// OpenMP's threads spin while they wait, which starves whoever shares the cores: other ranks, another program (a step took 190 times as long beside a
+// compiler). The runtime reads its policy from the environment before main, so the program starts itself again with the policy set.
+void share_cores_politely(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  execv("/proc/self/exe", argv);  // returns only if that failed; then go on as we are
+}
+
 }  // namespace
 
-int run_program(const std::string& name, const std::function<int()>& body) {
+int run_program(const std::string& name, char** argv, const std::function<int()>& body) {
+  share_cores_politely(argv);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), which AtomicFile reports
   device().set_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));

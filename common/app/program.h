@@ -10,7 +10,7 @@ namespace ref5d {
 
 // Runs body() and returns the process's exit status: what body returns, 2 for InputError, 3 for RunError and any other
 // exception, with one line on stderr that starts with the program's name.
-[[nodiscard]] int run_program(const std::string& name, const std::function<int()>& body);
+[[nodiscard]] int run_program(const std::string& name, char** argv, const std::function<int()>& body);
 
 // Step lines on stdout, as the steps happen ("step 3/20 | loss 4.1234 | grad norm 1.02 | 12345 tok/s | 41 ms"), and on a
 // terminal a progress line for what has no lines of its own. Quiet prints nothing.

@@ -15,6 +15,7 @@ namespace ref5d {
 // kFlash: tiles with an online softmax (Dao et al. 2022), no array of [Sq, Sk]. kNaive: scores stored, softmax, product.
 enum class AttentionKind { kFlash, kNaive };
 
+// head_dim may be anything from 1 to 256 (InputError beyond); heads is a multiple of kv_heads.
 struct AttentionShape {
   std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
   double scale;  // of the scores: 1 / sqrt(D)

@@ -5,18 +5,23 @@
 namespace ref5d {
 namespace {
 
-// A block per kColumns columns, which on the CPU are the vectors of the loop: it adds the partials row by row.
-constexpr std::int64_t kColumns = 256;
+// A block per kColumns columns, a thread for each or one for all: partial rows are added one after the other.
+constexpr int kColumns = 256, kThreads = static_cast<int>(block_size(kColumns)), kPerThread = kColumns / kThreads;
 
 template <typename A, typename O>
 __global__ void add_row_sums_kernel(O* __restrict__ out, const A* __restrict__ partials, std::int64_t rows,
                                     std::int64_t columns, bool accumulate) {
-  const std::int64_t begin = blockIdx.x * kColumns, end = min(columns, begin + kColumns);
-  REF5D_SIMD
-  for (std::int64_t c = begin + threadIdx.x; c < end; c += blockDim.x) {
-    A sum = partials[c];
-    for (std::int64_t p = 1; p < rows; ++p) sum += partials[p * columns + c];
-    out[c] = O(accumulate ? A(out[c]) + sum : sum);
+  const std::int64_t first = blockIdx.x * std::int64_t{kColumns} + threadIdx.x;
+  // This thread's columns: first, first + kThreads, ...
+  const int count = static_cast<int>(min(std::int64_t{kPerThread}, (columns - first + kThreads - 1) / kThreads));
+  A sum[kPerThread] = {};
+  for (std::int64_t p = 0; p < rows; ++p) {
+    const A* row = partials + p * columns + first;
+    for (int j = 0; j < count; ++j) sum[j] += row[j * kThreads];
+  }
+  for (int j = 0; j < count; ++j) {
+    O& to = out[first + j * kThreads];
+    to = O(accumulate ? A(to) + sum[j] : sum[j]);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "common/train/dump.h"
 
-#include "common/io/safetensors.h"
 #include "common/kernels/elementwise.h"
 
 namespace ref5d {
@@ -47,10 +46,10 @@ void DumpingRun::after_first_step(const StepResult& first) {
   tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);
 }
 
-void DumpingRun::write(const std::string& path, const std::vector<double>& step_losses, const std::map<std::string, std::string>& metadata) {
+const NamedTensors& DumpingRun::finish(const std::vector<double>& step_losses) {
   for (const Parameter* p : trainer_.gpt().parameters()) tensors_["final/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer_.stream());
   tensors_["step_loss"] = HostTensor::from_doubles(step_losses, {static_cast<std::int64_t>(step_losses.size())}, Dtype::kFp64);
-  write_safetensors(path, tensors_, metadata);
+  return tensors_;
 }
 
 }  // namespace ref5d

@@ -23,14 +23,15 @@ class DumpProbe : public Probe {
   NamedTensors parts_;
 };
 
-// Trains `steps` steps and writes to `path`: of the first step logits, loss, grad_norm, tokens, labels, hidden/I and grad/NAME (before clipping), with
-// level "full" also every sublayer's tensors; of the last final/NAME, and step_loss. Hugging Face names. Returns the record of the run.
+// Follows a run and collects: init/NAME; of the first step tokens, labels, logits, loss, grad_norm, hidden/I and grad/NAME (before clipping), if `full`
+// also every sublayer's tensors; of the last final/NAME, and step_loss. Hugging Face names.
 class DumpingRun {
  public:
   DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch, bool full);
   // Call after the first step, and at the end.
   void after_first_step(const StepResult& first);
-  void write(const std::string& path, const std::vector<double>& step_losses, const std::map<std::string, std::string>& metadata);
+  // Everything, by name.
+  [[nodiscard]] const NamedTensors& finish(const std::vector<double>& step_losses);
 
  private:
   Trainer& trainer_;

@@ -1,5 +1,7 @@
 #include "common/train/optimizer.h"
 
+#include "common/kernels/elementwise.h"
+
 namespace ref5d {
 
 Optimizer::Optimizer(std::vector<Parameter*> parameters, const OptimizerOptions& options, Stream& stream) : options_(options) {
@@ -33,7 +35,8 @@ void Optimizer::step(Stream& stream) {
     const Parameter& p = *s.parameter;
     AdamwOptions o = options_.adamw;
     if (!p.decay && !options_.decay_all) o.weight_decay = 0;
-    adamw(stream, p.weight, options_.use_master ? p.master : Tensor(), p.final_gradient(), s.m, s.v, scale_, o, steps_);
+    if (!options_.keep_master && p.master) convert(stream, p.master, p.weight);
+    adamw(stream, p.weight, p.master, p.final_gradient(), s.m, s.v, scale_, o, steps_);
   }
 }
 

@@ -48,7 +48,10 @@ constexpr std::size_t kRunAhead = 4096;
 class Executor {
  public:
   void add(Stream::Impl* s) { streams_.push_back(s); }
-  void remove(Stream::Impl* s) { std::erase(streams_, s); }
+  void remove(Stream::Impl* s) {
+    pending_ -= s->entries.size();
+    std::erase(streams_, s);
+  }
 
   void push(Stream::Impl& s, Entry e) {
     s.entries.push_back(std::move(e));
@@ -69,6 +72,7 @@ class Executor {
   }
 
   [[nodiscard]] bool empty() const { return pending_ == 0; }
+  [[nodiscard]] std::size_t pending() const { return pending_; }
 
   enum class Progress { kMade, kWaiting, kNone };
   // One entry of the newest stream that is ready; otherwise says whether communication is in flight.
@@ -81,12 +85,7 @@ class Executor {
       if (head.kind == Entry::Kind::kWait && !*head.happened) continue;
       if (head.kind == Entry::Kind::kPolled) {
         const bool first = !head.started;
-        if (first) {
-          head.started = true;
-          head.begin = std::chrono::steady_clock::now();
-          head.work();
-        }
-        if (!head.poll()) {
+        if (!advance(s, head)) {
           in_flight = true;
           if (first) return Progress::kMade;
           continue;
@@ -107,6 +106,21 @@ class Executor {
     s.entries.pop_front();
     --pending_;
     return e;
+  }
+
+  // Starts a polled entry or asks how it is; true when it is through. One that throws is gone, like any other work.
+  bool advance(Stream::Impl& s, Entry& head) {
+    try {
+      if (!head.started) {
+        head.started = true;
+        head.begin = std::chrono::steady_clock::now();
+        head.work();
+      }
+      return head.poll();
+    } catch (...) {
+      pop(s);
+      throw;
+    }
   }
 
   void run_head(Stream::Impl& s) {
@@ -172,10 +186,14 @@ Stream::Stream(std::string name) : name_(std::move(name)), impl_(std::make_uniqu
 }
 
 Stream::~Stream() {
-  try {
-    synchronize();
-  } catch (...) {
-    // The error belongs to whoever waits for the work; a destructor has nobody to tell.
+  while (!impl_->entries.empty()) {
+    const std::size_t before = cpu::executor().pending();
+    try {
+      synchronize();
+    } catch (...) {
+      // The error belongs to whoever waits for the work; a destructor has nobody to tell. The work after it still runs.
+      if (cpu::executor().pending() == before) break;
+    }
   }
   cpu::executor().remove(impl_.get());
 }

@@ -1,7 +1,9 @@
 // launch() on the CPU: a queue entry that runs the blocks, on several cores when the rank has them.
 #pragma once
 
-#include <tuple>
+#include <algorithm>
+#include <chrono>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,26 +12,56 @@
 namespace ref5d {
 
 namespace cpu {
-// Runs run_block() for every block index. Blocks are independent, so any distribution gives the same bits.
-template <typename F>
-void run_blocks(Grid grid, std::size_t shared_bytes, int threads, F&& run_block) {
-  const long total = static_cast<long>(grid.x) * grid.y * grid.z;
-  const long chunk = total / (threads * 8L) > 1 ? total / (threads * 8L) : 1;
-#pragma omp parallel num_threads(threads) if (threads > 1 && total > 1)
-  {
+
+// What a thread needs to run blocks of one launch: the grid's size and its own dynamic shared memory.
+class BlockRunner {
+ public:
+  BlockRunner(Grid grid, std::size_t shared_bytes) : grid_(grid), storage_(shared_bytes ? shared_bytes + 64 : 0) {
     grid_size = {grid.x, grid.y, grid.z};
-    std::vector<std::byte> dynamic(shared_bytes ? shared_bytes + 64 : 0);
-    void* aligned = dynamic.data();
-    std::size_t space = dynamic.size();
+    void* aligned = storage_.data();
+    std::size_t space = storage_.size();
     dynamic_shared_memory = shared_bytes ? static_cast<std::byte*>(std::align(64, shared_bytes, aligned, space)) : nullptr;
+  }
+  template <typename F>
+  void run(long b, F&& block) const {
+    block_index = {static_cast<unsigned>(b % grid_.x), static_cast<unsigned>(b / grid_.x % grid_.y),
+                   static_cast<unsigned>(b / (static_cast<long>(grid_.x) * grid_.y))};
+    block();
+  }
+
+ private:
+  Grid grid_;
+  std::vector<std::byte> storage_;
+};
+
+// Waking another core costs some 10 us, more than many small kernels take: blocks run here until that much time has passed.
+inline constexpr auto kWorthSharing = std::chrono::microseconds(20);
+
+// Runs block() for every block index. Blocks are independent, so any distribution gives the same bits.
+template <typename F>
+void run_blocks(Grid grid, std::size_t shared_bytes, int threads, F&& block) {
+  const long total = static_cast<long>(grid.x) * grid.y * grid.z;
+  const BlockRunner here(grid, shared_bytes);
+  long b = 0;
+  if (threads == 1) {
+    for (; b < total; ++b) here.run(b, block);
+    return;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (; b < total; ++b) {
+    if (std::chrono::steady_clock::now() - begin > kWorthSharing) break;
+    here.run(b, block);
+  }
+  if (b == total) return;
+  const long first = b, chunk = std::max(1L, (total - first) / (threads * 8L));
+#pragma omp parallel num_threads(threads)
+  {
+    const BlockRunner runner(grid, shared_bytes);
 #pragma omp for schedule(dynamic, chunk)
-    for (long b = 0; b < total; ++b) {
-      block_index = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
-                     static_cast<unsigned>(b / (static_cast<long>(grid.x) * grid.y))};
-      run_block();
-    }
+    for (long i = first; i < total; ++i) runner.run(i, block);
   }
 }
+
 }  // namespace cpu
 
 template <auto kKernel, typename... Args>

@@ -1,0 +1,136 @@
+#include "tests/oracle/golden.h"
+
+#include <filesystem>
+
+#include "common/io/json.h"
+#include "common/io/safetensors.h"
+#include "common/tensor/ignore_label.h"
+#include "common/train/dump.h"
+
+namespace ref5d::testing {
+
+namespace {
+
+GptConfig model_of(const Json& c) {
+  auto n = [&](const char* key) { return c.at(key).as_int(); };
+  GptConfig m = preset(c.at("family").as_string() == "gpt2" ? "tiny-gpt2" : "tiny");
+  m.vocab = n("vocab");
+  m.hidden = n("hidden");
+  m.layers = n("layers");
+  m.heads = n("heads");
+  m.kv_heads = n("kv_heads");
+  m.ffn = n("ffn");
+  m.seq = n("seq");
+  m.norm_eps = c.at("norm_eps").as_double();
+  m.rope_theta = c.at("rope_theta").as_double();
+  return m;
+}
+
+std::vector<std::int32_t> ints(const HostTensor& t) {
+  std::vector<std::int32_t> out;
+  for (double v : t.to_doubles()) out.push_back(static_cast<std::int32_t>(v));
+  return out;
+}
+
+std::vector<Row> rows_of(const NamedTensors& tensors, std::int64_t batch, std::int64_t seq) {
+  const auto tokens = ints(tensors.at("tokens")), labels = ints(tensors.at("labels"));
+  const bool packed = tensors.contains("doc_ids");
+  const auto documents = packed ? ints(tensors.at("doc_ids")) : std::vector<std::int32_t>(tokens.size(), 0);
+  std::vector<Row> rows(static_cast<std::size_t>(batch));
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto t = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % seq);
+    Row& row = rows[i / static_cast<std::size_t>(seq)];
+    row.tokens.push_back(tokens[i]);
+    row.labels.push_back(labels[i]);
+    row.order.push_back(t);
+    row.start.push_back(t > 0 && documents[i] == documents[i - 1] ? row.start.back() : t);
+  }
+  return rows;
+}
+
+NamedValues with_prefix(const NamedValues& all, const std::string& prefix) {
+  NamedValues some;
+  for (const auto& [name, values] : all) {
+    if (name.starts_with(prefix)) some[name] = values;
+  }
+  return some;
+}
+
+struct Group {
+  const char* prefix;
+  CompareKind kind;
+};
+constexpr Group kGroups[] = {{"hidden/", CompareKind::kActivation}, {"logits", CompareKind::kActivation}, {"grad/", CompareKind::kGradient},
+                             {"final/", CompareKind::kParameter}};
+constexpr const char* kSeries[] = {"loss", "grad_norm", "step_loss"};
+
+}  // namespace
+
+GoldenCase read_golden(const std::string& name) {
+  const SafetensorsFile file(std::string(REF5D_SOURCE_DIR "/tests/oracle/golden/") + name + ".safetensors");
+  GoldenCase g;
+  for (const auto& n : file.names()) g.tensors[n] = file.read(n);
+  const Json c = Json::parse(file.metadata().at("config"));
+  g.model = model_of(c);
+  g.optimizer.adamw = {c.at("lr").as_double(), c.at("beta1").as_double(), c.at("beta2").as_double(), c.at("eps").as_double(), c.at("weight_decay").as_double()};
+  g.optimizer.clip = c.at("clip").as_double();
+  g.micro_batch = c.at("micro_batch").as_int();
+  g.batch = c.at("batch").as_int();
+  g.steps = c.at("steps").as_int();
+  g.rows = rows_of(g.tensors, g.batch, g.model.seq);
+  return g;
+}
+
+NamedValues run_case(const GoldenCase& golden, Dtype dtype, std::int64_t micro_batch) {
+  TrainerOptions options;
+  options.model = golden.model;
+  options.storage.dtype = dtype;
+  options.optimizer = golden.optimizer;
+  options.micro_batch = micro_batch;
+  options.global_batch = golden.batch;
+  const Dataset data(golden.rows);
+  Trainer trainer(options, data);
+  for (Parameter* p : trainer.gpt().parameters()) load_weight(*p, golden.tensors.at("init/" + p->name), trainer.stream());
+
+  DumpingRun dump(trainer, data, golden.batch, false);
+  std::vector<double> losses;
+  for (std::int64_t s = 0; s < golden.steps; ++s) {
+    const StepResult r = trainer.step();
+    if (s == 0) dump.after_first_step(r);
+    losses.push_back(r.loss);
+  }
+  NamedValues values;
+  for (const auto& [name, t] : dump.finish(losses)) values[name] = t.to_doubles();
+  return values;
+}
+
+Verdict check_golden(const GoldenCase& golden, Dtype dtype) {
+  NamedValues truth;
+  for (const auto& [name, t] : golden.tensors) truth[name] = t.to_doubles();
+  const bool fp64 = dtype == Dtype::kFp64;
+  const NamedValues run = run_case(golden, dtype, golden.micro_batch);
+  const NamedValues own = fp64 ? NamedValues{} : run_case(golden, dtype, golden.batch);
+  Verdict verdict;
+  auto add = [&](const char* group, const std::vector<NamedError>& errors, const std::vector<NamedError>& own_errors) {
+    if (fp64) {
+      verdict.add_set(group, errors, least_tolerance(dtype));
+    } else {
+      verdict.add_set(group, errors, yardstick_tolerances(dtype, own_errors));
+      // The yardstick itself must be of its dtype's quality, or it would excuse anything.
+      // Weights after Adam are wider: where a gradient is zero in exact arithmetic (a key's bias), Adam scales up its rounding to the learning rate.
+      const bool weights = std::string_view(group) == "final/";
+      verdict.add_set(std::string(group) + " of the whole batch", own_errors, dtype == Dtype::kFp32 ? (weights ? 2e-3 : 2e-5) : 5e-2);
+    }
+  };
+  for (const Group& g : kGroups) {
+    const NamedValues expected = with_prefix(truth, g.prefix);
+    add(g.prefix, compare_sets(with_prefix(run, g.prefix), expected, g.kind),
+        fp64 ? std::vector<NamedError>{} : compare_sets(with_prefix(own, g.prefix), expected, g.kind));
+  }
+  for (const char* name : kSeries) {
+    add(name, compare_series(run.at(name), truth.at(name)), fp64 ? std::vector<NamedError>{} : compare_series(own.at(name), truth.at(name)));
+  }
+  return verdict;
+}
+
+}  // namespace ref5d::testing
