@@ -50,10 +50,11 @@ COMPILE_CU = nvcc -std=c++20 -O3 -lineinfo -I. -DREF5D_CUDA $(GENCODE) -ccbin g+
   -Xcompiler -Wall,-Wextra,-Wshadow,-Werror -MMD -MP -c $< -o $@
 endif
 
-.PHONY: all run test test-fast bench deps clean
+.PHONY: all tests run test test-fast bench deps clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: $(PROGRAMS)
+tests: $(TESTS)
 
 $(BUILD)/libref5d.a: $(LIBRARY_OBJECTS)
 	@rm -f $@

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
     line.add_choice("--experiment", experiment, "side experiments, each with its claims", grad_accum::experiment_names());
     for (const auto& s : grad_accum::sabotages()) line.add_sabotage(s.name, s.breaks);
     if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
+    require_one_process("01_grad_accum");
 
     Options options = line.options();
     const grad_accum::Sabotage* sabotage = options.sabotage.empty() ? nullptr : &grad_accum::find_sabotage(options.sabotage);
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
     check_output_paths(options);
 
     Report report = grad_accum::run(options, sabotage);
+    set_value(report.config, "experiment", experiment);
     grad_accum::run_experiments(experiment, options, report);
     return finish(report, options);
   });

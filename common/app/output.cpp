@@ -30,16 +30,29 @@ void check_file(const char* flag, const std::string& path) {
     throw InputError(fmt::format("{} {}: the folder {} cannot be written", flag, path, folder.string()));
 }
 
+// The folder itself, or the nearest above it that exists, must be one in which folders can be made.
+void check_save_folder(const std::string& path) {
+  std::error_code error;
+  fs::path existing = fs::absolute(path, error).lexically_normal();
+  while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  if (!fs::is_directory(existing, error)) throw InputError(fmt::format("--save {}: {} is a file; give the name of a folder", path, existing.string()));
+  if (access(existing.c_str(), W_OK) != 0) throw InputError(fmt::format("--save {}: the folder {} cannot be written", path, existing.string()));
+}
+
 }  // namespace
 
 void check_output_paths(const Options& o) {
-  check_file("--json", o.json);
-  check_file("--trace", o.trace);
-  check_file("--dump", o.dump);
-  std::error_code error;
-  if (!o.save.empty() && fs::exists(o.save, error) && !fs::is_directory(o.save, error)) {
-    throw InputError(fmt::format("--save {} is a file; give the name of a folder", o.save));
+  const std::pair<const char*, const std::string&> files[] = {{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}};
+  for (const auto& [flag, path] : files) {
+    check_file(flag, path);
+    for (const auto& [other, other_path] : files) {
+      std::error_code error;
+      if (flag != other && !path.empty() && path == other_path && !fs::is_other(path, error)) {
+        throw InputError(fmt::format("{} and {} both write {}; give each a file of its own", flag, other, path));
+      }
+    }
   }
+  if (!o.save.empty()) check_save_folder(o.save);
 }
 
 RunOutputs::RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch)
@@ -94,6 +107,8 @@ Report new_report(const std::string& program, const Options& options, const GptC
                                    {"seq", model.seq}}) {
     set_value(report.config, key, value);
   }
+  set_value(report.config, "dropout", model.dropout);
+  set_value(report.config, "qk-norm", model.qk_norm);
   for (const char* axis : {"pp", "edp", "ep", "cp", "tp"}) report.mesh.emplace_back(axis, 1);
   return report;
 }

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <thread>
 
 #include "common/device/device.h"
@@ -30,21 +32,56 @@ void share_cores_politely(char** argv) {
   execv("/proc/self/exe", argv);  // returns only if that failed; then go on as we are
 }
 
+// A whole number of at least 0 from the environment, -1 if it is absent or something else.
+int number_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return -1;
+  const std::string_view digits = text;
+  int value = -1;
+  const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  return result.ec == std::errc() && result.ptr == digits.data() + digits.size() ? value : -1;
+}
+
+// The cores this process may use, or what OMP_NUM_THREADS asks for.
+int thread_count() {
+  const int asked = number_from_environment("OMP_NUM_THREADS");
+  return asked > 0 ? std::min(asked, 1024) : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+// What has not reached stdout by now never will.
+int flushed(const std::string& name, int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return report_error(name, "cannot write to stdout: the disk is full or the reader is gone", kExitBroken);
+}
+
 }  // namespace
 
 int run_program(const std::string& name, char** argv, const std::function<int()>& body) {
   share_cores_politely(argv);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), which AtomicFile reports
-  device().set_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  device().set_threads(thread_count());
   try {
-    return body();
+    return flushed(name, body());
   } catch (const InputError& e) {
     return report_error(name, e.what(), kExitBadInput);
   } catch (const std::bad_alloc&) {
     return report_error(name, "out of memory on the host; use a smaller model or micro-batch", kExitBroken);
   } catch (const std::exception& e) {
     return report_error(name, e.what(), kExitBroken);
+  }
+}
+
+void require_one_process(const std::string& name) {
+  // What MPICH (and others that speak PMI), Open MPI and srun tell each process. SLURM_NTASKS would not do: a batch script has it too.
+  constexpr struct {
+    const char *size, *rank;
+  } kLaunchers[] = {{"PMI_SIZE", "PMI_RANK"}, {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
+  for (const auto& launcher : kLaunchers) {
+    const int size = number_from_environment(launcher.size);
+    if (size <= 1) continue;
+    if (number_from_environment(launcher.rank) > 0) std::exit(kExitBadInput);
+    throw InputError(fmt::format("{} is a program of one process, but {} were started; start it without mpiexec or srun, or with one rank", name, size));
   }
 }
 

@@ -18,11 +18,12 @@ namespace {
 
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors", *kState = "state.json", *kLatest = "latest";
 
-// A folder that is removed again unless it was renamed into place.
+// A folder that is removed again unless keep() is called.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
     std::error_code error;
+    made_parent_ = !fs::exists(path_.parent_path(), error);
     fs::remove_all(path_, error);
     if (!fs::create_directories(path_, error)) {
       throw InputError("cannot make the folder " + path_.parent_path().string() + ": " + error.message() + "; give --save a folder that can be written");
@@ -30,22 +31,25 @@ class TemporaryFolder {
   }
   ~TemporaryFolder() {
     std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
+    if (path_.empty()) return;
+    fs::remove_all(path_, ignored);
+    if (made_parent_) fs::remove(path_.parent_path(), ignored);  // unless something else is in it
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
   void rename_to(const fs::path& target) {
     std::error_code error;
-    fs::remove_all(target, error);  // the same step saved again
     fs::rename(path_, target, error);
     if (error) throw RunError("cannot rename " + path_.string() + " to " + target.string() + ": " + error.message());
-    path_.clear();
+    path_ = target;
   }
+  void keep() { path_.clear(); }
   [[nodiscard]] std::string file(const char* name) const { return (path_ / name).string(); }
 
  private:
   fs::path path_;
+  bool made_parent_ = false;
 };
 
 NamedTensors exact_weights(Trainer& trainer) {
@@ -63,34 +67,78 @@ NamedTensors moments(Trainer& trainer) {
   return tensors;
 }
 
-fs::path newest_checkpoint(const std::string& dir) {
-  if (fs::exists(fs::path(dir) / kState)) return dir;
-  const fs::path latest = fs::path(dir) / kLatest;
-  if (!fs::exists(latest)) throw InputError("--resume " + dir + " holds no checkpoint (no file '" + kLatest + "'); give the folder that --save was given");
+// The folder that `latest` names, or "" where there is none.
+std::string latest_name(const fs::path& dir) {
+  const fs::path latest = dir / kLatest;
+  std::error_code error;
+  if (!fs::exists(latest, error)) return "";
   std::string name = read_file(latest.string());
   while (!name.empty() && name.back() == '\n') name.pop_back();
+  if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
+    throw InputError(latest.string() + " must hold the name of a checkpoint beside it, such as step_100");
+  }
+  return name;
+}
+
+fs::path newest_checkpoint(const std::string& dir) {
+  std::error_code error;
+  if (fs::exists(fs::path(dir) / kState, error)) return dir;
+  const std::string name = latest_name(dir);
+  if (name.empty()) throw InputError("--resume " + dir + " holds no checkpoint (no file '" + kLatest + "'); give the folder that --save was given");
   const fs::path checkpoint = fs::path(dir) / name;
-  if (!fs::exists(checkpoint / kState)) throw InputError("--resume " + dir + ": the checkpoint " + name + " that '" + kLatest + "' names is incomplete or gone");
+  if (!fs::exists(checkpoint / kState, error)) {
+    throw InputError("--resume " + dir + ": the checkpoint " + name + " that '" + kLatest + "' names is incomplete or gone");
+  }
   return checkpoint;
+}
+
+// A name that no folder has yet: step_8, or step_8.1 where the same step was saved before. The earlier one stays until `latest` names its successor,
+// since no file system can replace a folder that is not empty at one stroke.
+std::string unused_name(const fs::path& dir, const std::string& step) {
+  std::string name = step;
+  std::error_code error;
+  for (int i = 1; fs::exists(dir / name, error); ++i) name = step + "." + std::to_string(i);
+  return name;
+}
+
+// Takes away what a newer checkpoint of the same step has replaced.
+void remove_replaced(const fs::path& dir, const std::string& step, const std::string& newest) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool same_step = name == step || (name.starts_with(step + ".") && name.find_first_not_of("0123456789", step.size() + 1) == std::string::npos);
+    if (same_step && name != newest) fs::remove_all(entry.path(), error);
+  }
+}
+
+std::int64_t read_step(const std::string& state_path) {
+  const Json state = Json::parse(read_file(state_path), state_path);
+  const Json* step = state.find("step");
+  if (step == nullptr || !step->is_int() || step->as_int() < 0) {
+    throw InputError(state_path + ": \"step\" must be the number of steps taken, a whole number of at least 0");
+  }
+  return step->as_int();
 }
 
 }  // namespace
 
 void save(Trainer& trainer, const std::string& dir) {
-  const std::string name = "step_" + std::to_string(trainer.steps_taken());
-  TemporaryFolder folder(fs::path(dir) / (name + ".partial." + std::to_string(getpid())));
+  const std::string step = "step_" + std::to_string(trainer.steps_taken());
+  TemporaryFolder folder(fs::path(dir) / (step + ".partial." + std::to_string(getpid())));
   write_safetensors(folder.file(kModel), exact_weights(trainer));
   write_safetensors(folder.file(kOptimizer), moments(trainer));
   Json state = Json::object({{"step", trainer.steps_taken()}, {"model", trainer.gpt().config().preset}});
   write_file(folder.file(kState), state.dump(2) + "\n");
+  const std::string name = unused_name(dir, step);
   folder.rename_to(fs::path(dir) / name);
-  write_file((fs::path(dir) / kLatest).string(), name + "\n");
+  write_file((fs::path(dir) / kLatest).string(), name + "\n");  // syncs the folder, the rename included
+  folder.keep();
+  remove_replaced(dir, step, name);
 }
 
 void resume(Trainer& trainer, const std::string& dir) {
   const fs::path checkpoint = newest_checkpoint(dir);
-  const std::string state_path = (checkpoint / kState).string();
-  const Json state = Json::parse(read_file(state_path), state_path);
+  const std::int64_t step = read_step((checkpoint / kState).string());
   load_weights(trainer.gpt(), (checkpoint / kModel).string(), trainer.stream());
   const SafetensorsFile moments((checkpoint / kOptimizer).string());
   for (const auto& s : trainer.optimizer().states()) {
@@ -104,7 +152,7 @@ void resume(Trainer& trainer, const std::string& dir) {
       tensor.copy_from(host, trainer.stream());
     }
   }
-  trainer.optimizer().set_steps_taken(state.at("step").as_int());
+  trainer.optimizer().set_steps_taken(step);
 }
 
 }  // namespace ref5d

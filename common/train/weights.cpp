@@ -1,6 +1,9 @@
 #include "common/train/weights.h"
 
+#include <filesystem>
 #include <functional>
+#include <set>
+#include <vector>
 
 #include "common/device/error.h"
 #include "common/io/llmc_model.h"
@@ -11,6 +14,7 @@ namespace ref5d {
 namespace {
 
 struct Source {
+  std::vector<std::string> names;
   std::function<bool(const std::string&)> contains;
   std::function<HostTensor(const std::string&)> read;
 };
@@ -25,24 +29,41 @@ std::string name_in(const Source& source, const std::string& name) {
   return "";
 }
 
+// What files hold beside weights: masks and tables that older versions of transformers saved, and the copy of a tied head.
+bool is_no_weight(const std::string& name, const Gpt& gpt) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with(".rotary_emb.inv_freq") ||
+         (gpt.config().tied && name == "lm_head.weight");
+}
+
 void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& stream) {
+  std::set<std::string> unused(source.names.begin(), source.names.end());
   for (Parameter* p : gpt.parameters()) {
     const std::string name = name_in(source, p->name);
     if (name.empty()) throw InputError(path + " has no weight " + p->name + "; give the model flags (--model, --layers, ...) that it was made with");
     load_weight(*p, source.read(name), stream);
+    unused.erase(name);
+  }
+  // A weight left over means another model: more layers, biases, a norm of queries and keys.
+  for (const std::string& name : unused) {
+    if (is_no_weight(name, gpt)) continue;
+    throw InputError(path + " has a weight " + name + ", for which the model has no place; give the model flags (--model, --layers, ...) that it was made with");
   }
 }
 
 }  // namespace
 
 void load_weights(Gpt& gpt, const std::string& path, Stream& stream) {
-  if (is_llmc_model(path)) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error) && is_llmc_model(path)) {
     const LlmcModel model = read_llmc_model(path);
-    load_from(gpt, {[&](const std::string& n) { return model.tensors.contains(n); }, [&](const std::string& n) { return model.tensors.at(n); }}, path,
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : model.tensors) names.push_back(name);
+    load_from(gpt, {names, [&](const std::string& n) { return model.tensors.contains(n); }, [&](const std::string& n) { return model.tensors.at(n); }}, path,
               stream);
   } else {
     const WeightsReader reader(path);
-    load_from(gpt, {[&](const std::string& n) { return reader.contains(n); }, [&](const std::string& n) { return reader.read(n); }}, path, stream);
+    load_from(gpt, {reader.names(), [&](const std::string& n) { return reader.contains(n); }, [&](const std::string& n) { return reader.read(n); }}, path,
+              stream);
   }
 }
 

@@ -1,0 +1,125 @@
+// Speed of one device: tokens/s, GFLOP/s, the share of the BLAS's own rate, and time by kernel.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/app/command_line.h"
+#include "common/app/output.h"
+#include "common/app/program.h"
+#include "common/app/settings.h"
+#include "common/device/device.h"
+#include "common/kernels/random.h"
+
+using namespace ref5d;
+
+namespace {
+
+// GFLOP/s of the matrix products that the model makes, at its own shapes: what it could reach if nothing else took time.
+// Per layer and direction: y = x W^T, dx = dy W, dW = dy^T x.
+double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, GemmKind kind) {
+  Stream& s = device().compute();
+  struct Size {
+    std::int64_t in, out, count;
+  };
+  const std::int64_t kv = c.kv_heads * c.head_dim();
+  const Size sizes[] = {{c.hidden, c.hidden, 2 * c.layers}, {c.hidden, kv, 2 * c.layers}, {c.hidden, c.ffn, 2 * c.layers}, {c.ffn, c.hidden, c.layers},
+                        {c.hidden, c.vocab, 1}};
+  double flops = 0, best = 0;
+  for (int round = 0; round < 5; ++round) {
+    double ms = 0;
+    flops = 0;
+    for (const Size& z : sizes) {
+      auto make = [&](std::int64_t r, std::int64_t k) {
+        Tensor t = Tensor::empty({r, k}, dtype, MemoryCategory::kWorkspace, s);
+        fill_normal(s, t, {0, 0, k}, 1, 1, 0, 1);
+        return t;
+      };
+      const Tensor x = make(tokens, z.in), y = make(tokens, z.out), w = make(z.out, z.in);
+      s.synchronize();
+      const auto begin = std::chrono::steady_clock::now();
+      for (std::int64_t i = 0; i < z.count; ++i) {
+        gemm(s, kind, Transpose::kNo, Transpose::kYes, 1, x, w, 0, y);
+        gemm(s, kind, Transpose::kNo, Transpose::kNo, 1, y, w, 0, x);
+        gemm(s, kind, Transpose::kYes, Transpose::kNo, 1, y, x, 0, w);
+      }
+      s.synchronize();
+      ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+      flops += static_cast<double>(3 * z.count * gemm_flops(tokens, z.in, z.out));
+    }
+    best = std::max(best, flops / ms / 1e6);
+  }
+  return best;
+}
+
+void print_time_by_kernel(std::int64_t steps) {
+  const auto totals = device().profiler().by_name();
+  std::vector<std::pair<std::string, Profiler::Total>> rows(totals.begin(), totals.end());
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
+  double all = 0;
+  for (const auto& r : rows) all += r.second.us;
+  fmt::print("\n{:<44} {:>10} {:>12} {:>7}\n", "kernel", "calls/step", "ms/step", "share");
+  for (const auto& [name, t] : rows) {
+    if (t.us < 0.002 * all) continue;
+    fmt::print("{:<44} {:>10.0f} {:>12.3f} {:>6.1f}%\n", name, static_cast<double>(t.calls) / static_cast<double>(steps),
+               t.us / 1e3 / static_cast<double>(steps), 100 * t.us / all);
+  }
+  fmt::print("{:<44} {:>10} {:>12.3f}\n", "all kernels", "", all / 1e3 / static_cast<double>(steps));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("bench", argv, [&] {
+    Options defaults;
+    defaults.model = "bench";
+    defaults.micro_batch = 8;
+    defaults.steps = 10;
+    defaults.verify = false;
+    CommandLine line("bench", "Measures a training step on one device.", defaults);
+    std::int64_t threads = device().threads();
+    line.group("Bench");
+    line.add_option("--threads", threads, "host threads for kernels and BLAS", {1, 1024});
+    if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
+    const Options& options = line.options();
+    check_output_paths(options);
+    device().set_threads(static_cast<int>(threads));
+
+    const GptConfig model = model_config(options);
+    DatasetOptions from = dataset_options(options, model);
+    const Dataset data(from);
+    Trainer trainer(trainer_options(options, model), data);
+    const StepPrinter printer(options.steps, options.quiet);
+    for (int warm = 0; warm < 2; ++warm) (void)trainer.step();
+    const RunRecord run = record_run(trainer, options.steps, false, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
+
+    device().profiler().start();
+    constexpr std::int64_t kProfiled = 3;
+    for (std::int64_t i = 0; i < kProfiled; ++i) (void)trainer.step();
+    device().synchronize();
+    device().profiler().stop();
+
+    const std::int64_t tokens = options.micro_batch * model.seq;
+    const double ms = run.median_step_ms(), gflops = static_cast<double>(run.flops_per_step.total()) / ms / 1e6;
+    const double rate = product_rate(model, tokens, options.dtype, trainer_options(options, model).gemm);
+    const auto linear = static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
+    Report report = new_report("bench", options, model);
+    fill_report(report, run, Verdict());
+    report.timing["blas_gflops"] = rate;
+    report.timing["share_of_blas"] = linear / ms / 1e6 / rate;
+    report.timing["threads"] = static_cast<double>(threads);
+    if (!options.json.empty()) report.write_json(options.json);
+
+    print_time_by_kernel(kProfiled);
+    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {} thread{} on {}\n", model.parameter_count(), options.micro_batch * options.grad_accum, model.seq,
+               dtype_name(options.dtype), threads, threads == 1 ? "" : "s", Device::description());
+    fmt::print("step                       {:>10.1f} ms (median of {})\n", ms, options.steps);
+    fmt::print("tokens/s                   {:>10.0f}\n", report.timing["tokens_per_s"]);
+    fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear / 1e9,
+               static_cast<double>(run.flops_per_step.count(FlopsKind::kAttention)) / 1e9);
+    fmt::print("GFLOP/s                    {:>10.1f}\n", gflops);
+    fmt::print("BLAS at the same products  {:>10.1f} GFLOP/s\n", rate);
+    fmt::print("share of the BLAS's rate   {:>9.1f}% (linear flops over the whole step)\n", 100 * linear / ms / 1e6 / rate);
+    return 0;
+  });
+}
