@@ -11,7 +11,8 @@ int main(int argc, char** argv) {
   return run_program("01_grad_accum", argv, [&] {
     Options defaults;
     defaults.grad_accum = 4;
-    CommandLine line("01_grad_accum", "Trains the tiny GPT on M micro-batches and checks that they equal one big batch.", defaults);
+    CommandLine line("01_grad_accum", "Trains the tiny GPT on M micro-batches and checks that they equal one big batch.",
+                     defaults);
     std::string experiment = "none";
     line.group("This lesson");
     line.add_choice("--experiment", experiment, "side experiments, each with its claims", grad_accum::experiment_names());

@@ -35,8 +35,10 @@ void check_save_folder(const std::string& path) {
   std::error_code error;
   fs::path existing = fs::absolute(path, error).lexically_normal();
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
-  if (!fs::is_directory(existing, error)) throw InputError(fmt::format("--save {}: {} is a file; give the name of a folder", path, existing.string()));
-  if (access(existing.c_str(), W_OK) != 0) throw InputError(fmt::format("--save {}: the folder {} cannot be written", path, existing.string()));
+  if (!fs::is_directory(existing, error))
+    throw InputError(fmt::format("--save {}: {} is a file; give the name of a folder", path, existing.string()));
+  if (access(existing.c_str(), W_OK) != 0)
+    throw InputError(fmt::format("--save {}: the folder {} cannot be written", path, existing.string()));
 }
 
 }  // namespace
@@ -77,11 +79,12 @@ void RunOutputs::finish(const RunRecord& record) {
   if (dump_) {
     const GptConfig& c = trainer_.gpt().config();
     write_safetensors(options_.dump, dump_->finish(record.values.losses),
-                      {{"format", "pt"}, {"program", "ref5d"},
-                  {"version", kVersion},
-                  {"model", c.preset},
-                  {"dtype", dtype_name(options_.dtype)},
-                  {"seed", std::to_string(options_.seed)}});
+                      {{"format", "pt"},
+                       {"program", "ref5d"},
+                       {"version", kVersion},
+                       {"model", c.preset},
+                       {"dtype", dtype_name(options_.dtype)},
+                       {"seed", std::to_string(options_.seed)}});
   }
   if (!options_.save.empty()) save(trainer_, options_.save);
   if (options_.sample > 0 && !options_.quiet) {

@@ -24,8 +24,9 @@ int report_error(const std::string& name, const char* message, int status) {
   return status;
 }
 
-// OpenMP's threads spin while they wait, which starves whoever shares the cores: other ranks, another program (a step took 190 times as long beside a
-// compiler). The runtime reads its policy from the environment before main, so the program starts itself again with the policy set.
+// OpenMP's threads spin while they wait, which starves whoever shares the cores: other ranks, another program (a step took 190
+// times as long beside a compiler). The runtime reads its policy from the environment before main, so the program starts itself
+// again with the policy set.
 void share_cores_politely(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
   setenv("OMP_WAIT_POLICY", "passive", 1);
@@ -73,15 +74,18 @@ int run_program(const std::string& name, char** argv, const std::function<int()>
 }
 
 void require_one_process(const std::string& name) {
-  // What MPICH (and others that speak PMI), Open MPI and srun tell each process. SLURM_NTASKS would not do: a batch script has it too.
+  // What MPICH (and others that speak PMI), Open MPI and srun tell each process. SLURM_NTASKS would not do: a batch script has
+  // it too.
   constexpr struct {
     const char *size, *rank;
-  } kLaunchers[] = {{"PMI_SIZE", "PMI_RANK"}, {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
+  } kLaunchers[] = {
+      {"PMI_SIZE", "PMI_RANK"}, {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
   for (const auto& launcher : kLaunchers) {
     const int size = number_from_environment(launcher.size);
     if (size <= 1) continue;
     if (number_from_environment(launcher.rank) > 0) std::exit(kExitBadInput);
-    throw InputError(fmt::format("{} is a program of one process, but {} were started; start it without mpiexec or srun, or with one rank", name, size));
+    throw InputError(fmt::format(
+        "{} is a program of one process, but {} were started; start it without mpiexec or srun, or with one rank", name, size));
   }
 }
 

@@ -12,8 +12,8 @@ namespace ref5d {
 // exception, with one line on stderr that starts with the program's name.
 [[nodiscard]] int run_program(const std::string& name, char** argv, const std::function<int()>& body);
 
-// For programs of one process: InputError if a launcher (mpiexec, srun) started several, which would each train the same and overwrite each other's
-// files. Ranks other than 0 end here, with status 2 and without a word.
+// For programs of one process: InputError if a launcher (mpiexec, srun) started several, which would each train the same and
+// overwrite each other's files. Ranks other than 0 end here, with status 2 and without a word.
 void require_one_process(const std::string& name);
 
 // Step lines on stdout, as the steps happen ("step 3/20 | loss 4.1234 | grad norm 1.02 | 12345 tok/s | 41 ms"), and on a

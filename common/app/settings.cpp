@@ -1,40 +1,44 @@
 #include "common/app/settings.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <limits>
 
 #include "common/device/device.h"
 #include "common/device/error.h"
+#include "common/train/host_memory.h"
 
 namespace ref5d {
 
 namespace {
 
-// A lower bound of what a step holds: weights, gradients and moments, and the logits of one micro-batch. Beyond the machine's memory the system would
-// end the process, or others, without a word.
+// A lower bound of what a step holds: weights, gradients and moments, and the logits of one micro-batch. Beyond the machine's
+// memory the system would end the process, or others, without a word.
 void check_memory(const Options& o, const GptConfig& model) {
   const auto size = static_cast<double>(dtype_size(o.dtype)), wide = static_cast<double>(dtype_size(accumulator_of(o.dtype)));
   const double state = static_cast<double>(model.parameter_count()) * (2 * size + 2 * wide);
-  const double logits = static_cast<double>(o.micro_batch) * static_cast<double>(model.seq) * static_cast<double>(model.vocab) * size;
-  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double logits =
+      static_cast<double>(o.micro_batch) * static_cast<double>(model.seq) * static_cast<double>(model.vocab) * size;
+  const double memory = physical_memory_bytes();
   if (state + logits <= memory) return;
-  throw InputError(fmt::format("this model and micro-batch need at least {:.0f} GiB (weights, gradients and moments {:.0f}, logits {:.0f}), the machine has {:.0f}; "
-                               "use a smaller --model or --micro-batch",
-                               (state + logits) / 0x1p30, state / 0x1p30, logits / 0x1p30, memory / 0x1p30));
+  throw InputError(
+      fmt::format("this model and micro-batch need at least {:.0f} GiB (weights, gradients and moments {:.0f}, logits {:.0f}), "
+                  "the machine has {:.0f}; "
+                  "use a smaller --model or --micro-batch",
+                  (state + logits) / 0x1p30, state / 0x1p30, logits / 0x1p30, memory / 0x1p30));
 }
 
 void check_batch(const Options& o, const GptConfig& model) {
   const double tokens = static_cast<double>(o.micro_batch) * static_cast<double>(o.grad_accum) * static_cast<double>(model.seq);
   if (tokens <= std::numeric_limits<std::int32_t>::max()) return;
-  throw InputError(fmt::format("--micro-batch {} x --grad-accum {} x --seq {} are {:.3g} tokens per step; use less than 2^31", o.micro_batch, o.grad_accum,
-                               model.seq, tokens));
+  throw InputError(fmt::format("--micro-batch {} x --grad-accum {} x --seq {} are {:.3g} tokens per step; use less than 2^31",
+                               o.micro_batch, o.grad_accum, model.seq, tokens));
 }
 
 void check_gemm(const Options& o) {
   if (o.gemm != "tensor-core") return;
-  if (Device::mode() != "cuda" || o.dtype != Dtype::kBf16) throw InputError("--gemm tensor-core needs MODE=cuda and --dtype bf16; use blas or hand");
+  if (Device::mode() != "cuda" || o.dtype != Dtype::kBf16)
+    throw InputError("--gemm tensor-core needs MODE=cuda and --dtype bf16; use blas or hand");
 }
 
 }  // namespace
@@ -58,7 +62,8 @@ GptConfig model_config(const Options& o) {
   if (c.qk_norm && c.family == Family::kGpt2)
     throw InputError("--qk-norm is for Llama-like models; GPT-2's names have no place for it");
   validate(c);
-  if (o.sample > 0 && c.vocab > 256) throw InputError("--sample prints tokens as bytes and needs a byte-level model; use --vocab 256 or less");
+  if (o.sample > 0 && c.vocab > 256)
+    throw InputError("--sample prints tokens as bytes and needs a byte-level model; use --vocab 256 or less");
   return c;
 }
 

@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors", *kState = "state.json", *kLatest = "latest";
+constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors", *kState = "state.json",
+                     *kLatest = "latest";
 
 // A folder that is removed again unless keep() is called.
 class TemporaryFolder {
@@ -26,7 +27,8 @@ class TemporaryFolder {
     made_parent_ = !fs::exists(path_.parent_path(), error);
     fs::remove_all(path_, error);
     if (!fs::create_directories(path_, error)) {
-      throw InputError("cannot make the folder " + path_.parent_path().string() + ": " + error.message() + "; give --save a folder that can be written");
+      throw InputError("cannot make the folder " + path_.parent_path().string() + ": " + error.message() +
+                       "; give --save a folder that can be written");
     }
   }
   ~TemporaryFolder() {
@@ -54,7 +56,8 @@ class TemporaryFolder {
 
 NamedTensors exact_weights(Trainer& trainer) {
   NamedTensors tensors;
-  for (const Parameter* p : trainer.gpt().parameters()) tensors[p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
+  for (const Parameter* p : trainer.gpt().parameters())
+    tensors[p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
   return tensors;
 }
 
@@ -84,7 +87,9 @@ fs::path newest_checkpoint(const std::string& dir) {
   std::error_code error;
   if (fs::exists(fs::path(dir) / kState, error)) return dir;
   const std::string name = latest_name(dir);
-  if (name.empty()) throw InputError("--resume " + dir + " holds no checkpoint (no file '" + kLatest + "'); give the folder that --save was given");
+  if (name.empty())
+    throw InputError("--resume " + dir + " holds no checkpoint (no file '" + kLatest +
+                     "'); give the folder that --save was given");
   const fs::path checkpoint = fs::path(dir) / name;
   if (!fs::exists(checkpoint / kState, error)) {
     throw InputError("--resume " + dir + ": the checkpoint " + name + " that '" + kLatest + "' names is incomplete or gone");
@@ -92,8 +97,8 @@ fs::path newest_checkpoint(const std::string& dir) {
   return checkpoint;
 }
 
-// A name that no folder has yet: step_8, or step_8.1 where the same step was saved before. The earlier one stays until `latest` names its successor,
-// since no file system can replace a folder that is not empty at one stroke.
+// A name that no folder has yet: step_8, or step_8.1 where the same step was saved before. The earlier one stays until `latest`
+// names its successor, since no file system can replace a folder that is not empty at one stroke.
 std::string unused_name(const fs::path& dir, const std::string& step) {
   std::string name = step;
   std::error_code error;
@@ -106,7 +111,8 @@ void remove_replaced(const fs::path& dir, const std::string& step, const std::st
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();
-    const bool same_step = name == step || (name.starts_with(step + ".") && name.find_first_not_of("0123456789", step.size() + 1) == std::string::npos);
+    const bool same_step = name == step || (name.starts_with(step + ".") &&
+                                            name.find_first_not_of("0123456789", step.size() + 1) == std::string::npos);
     if (same_step && name != newest) fs::remove_all(entry.path(), error);
   }
 }
@@ -144,10 +150,12 @@ void resume(Trainer& trainer, const std::string& dir) {
   for (const auto& s : trainer.optimizer().states()) {
     for (const auto& [prefix, tensor] : {std::pair{"m/", s.m}, {"v/", s.v}}) {
       const std::string name = prefix + s.parameter->name;
-      if (!moments.contains(name)) throw InputError(moments.path() + " has no tensor " + name + "; the checkpoint is of another model");
+      if (!moments.contains(name))
+        throw InputError(moments.path() + " has no tensor " + name + "; the checkpoint is of another model");
       const HostTensor host = moments.read(name);
       if (host.shape != tensor.shape()) {
-        throw InputError(moments.path() + ": " + name + " has shape " + to_string(host.shape) + ", but the model needs " + to_string(tensor.shape()));
+        throw InputError(moments.path() + ": " + name + " has shape " + to_string(host.shape) + ", but the model needs " +
+                         to_string(tensor.shape()));
       }
       tensor.copy_from(host, trainer.stream());
     }

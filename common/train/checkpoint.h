@@ -5,7 +5,8 @@
 //   DIR/step_N/state.json             the number of steps taken
 //   DIR/latest                        the name of the newest complete checkpoint
 // A step that is saved again becomes step_N.1, and step_N goes once `latest` names its successor.
-// A checkpoint is written under a temporary name and renamed when it is complete, so a crash or a full disk loses nothing that was saved before.
+// A checkpoint is written under a temporary name and renamed when it is complete, so a crash or a full disk loses nothing that
+// was saved before.
 #pragma once
 
 #include <string>
@@ -16,7 +17,8 @@ namespace ref5d {
 
 // InputError if DIR cannot be made, RunError if the disk is full; either way nothing half-written stays.
 void save(Trainer& trainer, const std::string& dir);
-// Continues from DIR's newest checkpoint (or from DIR itself if it is one). InputError naming what is missing, truncated or of another shape.
+// Continues from DIR's newest checkpoint (or from DIR itself if it is one). InputError naming what is missing, truncated or of
+// another shape.
 void resume(Trainer& trainer, const std::string& dir);
 
 }  // namespace ref5d

@@ -6,6 +6,7 @@
 #include "common/device/error.h"
 #include "common/kernels/philox.h"
 #include "common/tensor/ignore_label.h"
+#include "common/train/host_memory.h"
 
 namespace ref5d {
 namespace {
@@ -21,9 +22,22 @@ TokenStream read_stream(const DatasetOptions& options) {
   return stream;
 }
 
+// Rows of one document each are mostly padding where --seq is long.
+void check_padding(std::span<const Document> documents, const DatasetOptions& options) {
+  if (options.documents != "pad") return;
+  std::int64_t rows = 0;
+  for (const Document& d : documents) rows += (static_cast<std::int64_t>(d.size()) + options.seq - 1) / options.seq;
+  constexpr double kBytesPerToken = 4 * sizeof(std::int32_t);  // the arrays of a Row
+  const double bytes = static_cast<double>(rows) * static_cast<double>(options.seq) * kBytesPerToken;
+  if (bytes <= physical_memory_bytes() / 2) return;
+  throw InputError("--documents pad makes " + std::to_string(rows) + " rows of " + std::to_string(options.seq) +
+                   " tokens, more than half of this machine's memory; use --documents pack or a smaller --seq");
+}
+
 std::vector<Row> document_rows(const TokenStream& stream, const DatasetOptions& options) {
   const auto separator = stream.kind == "text" ? DocumentSeparator::blank_line() : DocumentSeparator::end_of_text(kEndOfText);
   const std::vector<Document> documents = split_documents(stream.tokens, separator);
+  check_padding(documents, options);
   return options.documents == "pack" ? pack_documents(documents, options.seq) : pad_documents(documents, options.seq);
 }
 
@@ -33,7 +47,8 @@ Dataset::Dataset(const DatasetOptions& options) : shuffled_(true), seed_(options
   const std::string name = options.path.empty() ? "the built-in text" : options.path;
   stream_ = read_stream(options);
   check_tokens(stream_.tokens, options.vocab, name);
-  if (options.documents == "none") {  // windows that overlap by one token: the last label of a row is the first token of the next
+  if (options.documents ==
+      "none") {  // windows that overlap by one token: the last label of a row is the first token of the next
     seq_ = options.seq;
     row_count_ = (static_cast<std::int64_t>(stream_.tokens.size()) - 1) / seq_;
   } else {
@@ -41,11 +56,11 @@ Dataset::Dataset(const DatasetOptions& options) : shuffled_(true), seed_(options
     row_count_ = static_cast<std::int64_t>(rows_.size());
   }
   if (row_count_ == 0) {
-    throw InputError(name + " has " + std::to_string(stream_.tokens.size()) + " tokens, too few for one row of " + std::to_string(options.seq) +
-                     " and its labels; use a longer file or a smaller --seq");
+    throw InputError(name + " has " + std::to_string(stream_.tokens.size()) + " tokens, too few for one row of " +
+                     std::to_string(options.seq) + " and its labels; use a longer file or a smaller --seq");
   }
-  description_ = name + ": " + std::to_string(stream_.tokens.size()) + " tokens (" + stream_.kind + "), " + std::to_string(row_count_) + " rows of " +
-                 std::to_string(options.seq);
+  description_ = name + ": " + std::to_string(stream_.tokens.size()) + " tokens (" + stream_.kind + "), " +
+                 std::to_string(row_count_) + " rows of " + std::to_string(options.seq);
 }
 
 Row Dataset::row(std::int64_t i) const {

@@ -39,14 +39,21 @@ void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& 
   std::set<std::string> unused(source.names.begin(), source.names.end());
   for (Parameter* p : gpt.parameters()) {
     const std::string name = name_in(source, p->name);
-    if (name.empty()) throw InputError(path + " has no weight " + p->name + "; give the model flags (--model, --layers, ...) that it was made with");
-    load_weight(*p, source.read(name), stream);
+    if (name.empty())
+      throw InputError(path + " has no weight " + p->name +
+                       "; give the model flags (--model, --layers, ...) that it was made with");
+    try {
+      load_weight(*p, source.read(name), stream);
+    } catch (const InputError& e) {
+      throw InputError(path + ": " + e.what());
+    }
     unused.erase(name);
   }
   // A weight left over means another model: more layers, biases, a norm of queries and keys.
   for (const std::string& name : unused) {
     if (is_no_weight(name, gpt)) continue;
-    throw InputError(path + " has a weight " + name + ", for which the model has no place; give the model flags (--model, --layers, ...) that it was made with");
+    throw InputError(path + " has a weight " + name +
+                     ", for which the model has no place; give the model flags (--model, --layers, ...) that it was made with");
   }
 }
 
@@ -58,12 +65,16 @@ void load_weights(Gpt& gpt, const std::string& path, Stream& stream) {
     const LlmcModel model = read_llmc_model(path);
     std::vector<std::string> names;
     for (const auto& [name, tensor] : model.tensors) names.push_back(name);
-    load_from(gpt, {names, [&](const std::string& n) { return model.tensors.contains(n); }, [&](const std::string& n) { return model.tensors.at(n); }}, path,
-              stream);
+    load_from(gpt,
+              {names, [&](const std::string& n) { return model.tensors.contains(n); },
+               [&](const std::string& n) { return model.tensors.at(n); }},
+              path, stream);
   } else {
     const WeightsReader reader(path);
-    load_from(gpt, {reader.names(), [&](const std::string& n) { return reader.contains(n); }, [&](const std::string& n) { return reader.read(n); }}, path,
-              stream);
+    load_from(gpt,
+              {reader.names(), [&](const std::string& n) { return reader.contains(n); },
+               [&](const std::string& n) { return reader.read(n); }},
+              path, stream);
   }
 }
 

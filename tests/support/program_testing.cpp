@@ -5,6 +5,7 @@
 #include <linux/capability.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -72,6 +73,32 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
   return out;
 }
 
+// Counts what happens in a folder.
+class Watch {
+ public:
+  explicit Watch(const RunOptions::KillAt& at)
+      : left_(at.event), fd_(at.folder.empty() ? -1 : inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) {
+    if (fd_ >= 0 && inotify_add_watch(fd_, at.folder.c_str(), IN_ALL_EVENTS & ~(IN_ACCESS | IN_OPEN)) < 0) std::abort();
+  }
+  ~Watch() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  [[nodiscard]] int fd() const { return fd_; }
+  // Takes what has happened; whether the awaited event is among it.
+  [[nodiscard]] bool reached() {
+    alignas(inotify_event) char buffer[4096];
+    const ssize_t n = read(fd_, buffer, sizeof buffer);
+    for (ssize_t at = 0; at < n; --left_)
+      at += static_cast<ssize_t>(sizeof(inotify_event) + reinterpret_cast<const inotify_event*>(buffer + at)->len);
+    return left_ <= 0;
+  }
+
+ private:
+  int left_, fd_;
+};
+
 // In the child, between fork and exec: only plain system calls.
 void prepare_child(const RunOptions& options, int out, int err) {
   const int null = open("/dev/null", O_RDONLY);
@@ -100,7 +127,8 @@ void prepare_child(const RunOptions& options, int out, int err) {
 
 // Reads both pipes until they close; signals the child when its time is over.
 void follow(pid_t child, Pipe& out, Pipe& err, const RunOptions& options, Clock::time_point begin, Outcome& outcome) {
-  std::array<pollfd, 2> open{{{out.ends[0], POLLIN, 0}, {err.ends[0], POLLIN, 0}}};
+  Watch watch(options.kill_at);
+  std::array<pollfd, 3> open{{{out.ends[0], POLLIN, 0}, {err.ends[0], POLLIN, 0}, {watch.fd(), POLLIN, 0}}};
   std::string* const texts[] = {&outcome.out, &outcome.err};
   bool killed = false;
   while (open[0].fd >= 0 || open[1].fd >= 0) {
@@ -116,7 +144,8 @@ void follow(pid_t child, Pipe& out, Pipe& err, const RunOptions& options, Clock:
     }
     const double wait_ms = outcome.timed_out ? 1000 : std::max(1.0, left * 1e3);
     if (poll(open.data(), open.size(), static_cast<int>(wait_ms)) < 0 && errno != EINTR) std::abort();
-    for (std::size_t i = 0; i < open.size(); ++i) {
+    if (open[2].revents != 0 && watch.reached()) kill(child, options.kill_signal);
+    for (std::size_t i = 0; i < 2; ++i) {
       if (open[i].fd < 0 || open[i].revents == 0) continue;
       char buffer[4096];
       const ssize_t n = read(open[i].fd, buffer, sizeof buffer);
@@ -133,7 +162,8 @@ void follow(pid_t child, Pipe& out, Pipe& err, const RunOptions& options, Clock:
 
 std::string Outcome::description() const {
   const std::string tail = out.size() > 2000 ? "..." + out.substr(out.size() - 2000) : out;
-  return "status " + std::to_string(exit_status) + " after " + std::to_string(seconds) + " s\nstderr: " + err + "\nstdout: " + tail;
+  return "status " + std::to_string(exit_status) + " after " + std::to_string(seconds) + " s\nstderr: " + err +
+         "\nstdout: " + tail;
 }
 
 Outcome run_binary(const std::string& name, const std::vector<std::string>& arguments, const RunOptions& options) {
@@ -182,7 +212,7 @@ Outcome run_tiny(std::string_view flags, const RunOptions& options) {
   std::vector<std::string> arguments = words(flags);
   const auto defaults =
       words("--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --seq 16 --vocab 256 --steps 2 --grad-accum 2");
-  const bool gpt2 = flags.find("gpt2") != std::string_view::npos;  // its kv heads follow its heads
+  const bool gpt2 = flags.find("--model tiny-gpt2") != std::string_view::npos;  // its kv heads follow its heads
   for (std::size_t i = 0; i < defaults.size(); i += 2) {
     if (std::find(arguments.begin(), arguments.end(), defaults[i]) != arguments.end()) continue;
     if (gpt2 && defaults[i] == "--kv-heads") continue;

@@ -13,11 +13,15 @@
 namespace ref5d::testing {
 
 struct RunOptions {
-  double deadline = 60;                         // seconds, after which it is killed
-  std::optional<double> kill_after;             // seconds, after which it is killed on purpose
-  int kill_signal = 9;                          // with kill_after
-  std::vector<std::string> environment;         // "NAME=value", added to the test's own
-  std::string directory;                        // where it runs; empty: here
+  double deadline = 60;              // seconds, after which it is killed
+  std::optional<double> kill_after;  // seconds, after which it is killed on purpose
+  struct KillAt {
+    std::string folder;                  // empty: do not
+    int event = 0;                       // counted from 1: a file made, written, closed, renamed or removed in the folder
+  } kill_at;                             // killed on purpose when the folder's nth event has happened
+  int kill_signal = 9;                   // with kill_after and kill_at
+  std::vector<std::string> environment;  // "NAME=value", added to the test's own
+  std::string directory;                 // where it runs; empty: here
   std::optional<std::int64_t> file_size_limit;  // bytes (RLIMIT_FSIZE): a write beyond it fails, as on a full disk
   bool obey_permissions = false;                // also as root, who may otherwise write everywhere
   bool one_core = false;

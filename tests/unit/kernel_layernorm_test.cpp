@@ -123,7 +123,7 @@ std::vector<double> plus_one(std::vector<double> v) {
 TEST(LayerNorm, MatchesTheReferenceOverAwkwardSizes) {
   for (Dtype dtype : kDtypes) {
     for (std::int64_t columns : testing::kAwkwardSizes) {
-      for (std::int64_t rows : {1, 3, 63, 64, 97}) {
+      for (std::int64_t rows : {1, 3, 65}) {
         const Inputs in(rows, columns, dtype);
         const Outputs out = run(in);
         const Norm norm = reference(in.x, in.w, in.b);
@@ -216,7 +216,7 @@ TEST(LayerNorm, AConstantRowGivesTheBias) {
 TEST(LayerNorm, TwoRunsAndTwoThreadsAgreeBitwise) {
   const int threads = device().threads();
   for (Dtype dtype : kDtypes) {
-    const Inputs in(300, 129, dtype);
+    const Inputs in(131, 129, dtype);
     const auto all = [&](int t) {
       device().set_threads(t);
       const Outputs out = run(in);
