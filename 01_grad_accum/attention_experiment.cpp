@@ -33,20 +33,25 @@ RunRecord one_layer_run(const Options& given, std::int64_t seq, AttentionKind ki
 void attention_experiment(const Options& options, Verdict& verdict) {
   std::vector<Point> points;
   for (std::int64_t seq = 64; seq <= 1024; seq *= 2) {
-    const RunRecord flash = one_layer_run(options, seq, AttentionKind::kFlash), naive = one_layer_run(options, seq, AttentionKind::kNaive);
-    points.push_back({seq, flash.peak(MemoryCategory::kActivations), naive.peak(MemoryCategory::kActivations), flash.median_step_ms(), naive.median_step_ms()});
+    const RunRecord flash = one_layer_run(options, seq, AttentionKind::kFlash),
+                    naive = one_layer_run(options, seq, AttentionKind::kNaive);
+    points.push_back({seq, flash.peak(MemoryCategory::kActivations), naive.peak(MemoryCategory::kActivations),
+                      flash.median_step_ms(), naive.median_step_ms()});
   }
   const Point &first = points.front(), &last = points.back();
-  verdict.claim(make_claim("attention flash: activation peak at S=1024 / S=64", 16, static_cast<double>(last.flash_bytes) / static_cast<double>(first.flash_bytes),
-                           0.01));
-  // What naive needs beyond flash is a S^2 + b S: the scores, and arrays of the tokens that live at the same time. From one length to the next,
-  // more(2S) - 2 more(S) = 2 a S^2. Backward holds two arrays of scores, the probabilities and their gradient: a = 2 N elements.
+  verdict.claim(make_claim("attention flash: activation peak at S=1024 / S=64", 16,
+                           static_cast<double>(last.flash_bytes) / static_cast<double>(first.flash_bytes), 0.01));
+  // What naive needs beyond flash is a S^2 + b S: the scores, and arrays of the tokens that live at the same time. From one
+  // length to the next, more(2S) - 2 more(S) = 2 a S^2. Backward holds two arrays of scores, the probabilities and their
+  // gradient: a = 2 N elements.
   auto more = [](const Point& p) { return static_cast<double>(p.naive_bytes - p.flash_bytes); };
-  const auto expected = static_cast<double>(2 * model_config(options).heads) * static_cast<double>(dtype_size(accumulator_of(options.dtype)));
+  const auto expected =
+      static_cast<double>(2 * model_config(options).heads) * static_cast<double>(dtype_size(accumulator_of(options.dtype)));
   for (std::size_t i = 2; i + 1 < points.size(); ++i) {
     const double s = static_cast<double>(points[i].seq);
-    verdict.claim(make_claim(fmt::format("attention naive: bytes of scores per S^2, from S={} to {}", points[i].seq, points[i + 1].seq), expected,
-                             (more(points[i + 1]) - 2 * more(points[i])) / (2 * s * s), 0, "bytes"));
+    verdict.claim(
+        make_claim(fmt::format("attention naive: bytes of scores per S^2, from S={} to {}", points[i].seq, points[i + 1].seq),
+                   expected, (more(points[i + 1]) - 2 * more(points[i])) / (2 * s * s), 0, "bytes"));
   }
   if (options.quiet) return;
   fmt::print("\nAttention, one layer: activation peak in bytes and time of a step\n");

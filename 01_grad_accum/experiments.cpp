@@ -10,8 +10,9 @@ struct Experiment {
   const char* name;
   void (*run)(const Options&, Verdict&);
 };
-constexpr Experiment kExperiments[] = {{"recompute", recompute_experiment}, {"attention", attention_experiment}, {"precision", precision_experiment},
-                                       {"fusion", fusion_experiment},       {"batch", batch_experiment},         {"packing", packing_experiment}};
+constexpr Experiment kExperiments[] = {{"recompute", recompute_experiment}, {"attention", attention_experiment},
+                                       {"precision", precision_experiment}, {"fusion", fusion_experiment},
+                                       {"batch", batch_experiment},         {"packing", packing_experiment}};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// The side experiments of lesson 01: what one device can do before a second one is needed. Each adds claims with expected and measured values.
+// The side experiments of lesson 01: what one device can do before a second one is needed. Each adds claims with expected and
+// measured values.
 #pragma once
 
 #include <string>

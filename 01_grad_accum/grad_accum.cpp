@@ -14,7 +14,8 @@ namespace ref5d::grad_accum {
 
 namespace {
 
-// One device, the whole global batch as one micro-batch, nothing recomputed, the plainest way: what the run under test must agree with.
+// One device, the whole global batch as one micro-batch, nothing recomputed, the plainest way: what the run under test must
+// agree with.
 RunRecord run_baseline(const Options& options, const GptConfig& model, const Dataset& data, Dtype dtype) {
   TrainerOptions big = trainer_options(options, model);
   big.storage = {};
@@ -47,13 +48,15 @@ RunRecord run_micro_batches(const Options& options, const TrainerOptions& settin
   return record;
 }
 
-// The activations of M micro-batches, one after the other, need an Mth of the big batch's; the price is a gradient that outlives the micro-batch.
+// The activations of M micro-batches, one after the other, need an Mth of the big batch's; the price is a gradient that
+// outlives the micro-batch.
 void claim_memory(Verdict& verdict, const RunRecord& run, const RunRecord& big, const Options& options) {
   const bool comparable = options.recompute == "none" && options.attention == "flash";
   if (comparable) {
-    verdict.claim(make_claim(fmt::format("activation peak: the big batch's / {}", options.grad_accum),
-                             static_cast<double>(big.peak(MemoryCategory::kActivations)) / static_cast<double>(options.grad_accum),
-                             static_cast<double>(run.peak(MemoryCategory::kActivations)), 0.02, "bytes"));
+    verdict.claim(
+        make_claim(fmt::format("activation peak: the big batch's / {}", options.grad_accum),
+                   static_cast<double>(big.peak(MemoryCategory::kActivations)) / static_cast<double>(options.grad_accum),
+                   static_cast<double>(run.peak(MemoryCategory::kActivations)), 0.02, "bytes"));
   }
   std::int64_t left = 0;
   for (const auto& [category, bytes] : run.current_bytes) left += category == MemoryCategory::kActivations ? bytes : 0;
@@ -64,7 +67,8 @@ void claim_memory(Verdict& verdict, const RunRecord& run, const RunRecord& big, 
 void claim_bytes_per_parameter(Verdict& verdict, const RunRecord& run, const Options& options, const GptConfig& model) {
   const auto n = static_cast<double>(model.parameter_count());
   const bool bf16 = options.dtype == Dtype::kBf16;
-  const double size = static_cast<double>(dtype_size(options.dtype)), wide = static_cast<double>(dtype_size(accumulator_of(options.dtype)));
+  const double size = static_cast<double>(dtype_size(options.dtype)),
+               wide = static_cast<double>(dtype_size(accumulator_of(options.dtype)));
   const bool separate = bf16 && options.fp32_grads && !options.fused_grad_accum;
   const std::pair<MemoryCategory, double> expected[] = {
       {MemoryCategory::kParameters, size},
@@ -76,7 +80,9 @@ void claim_bytes_per_parameter(Verdict& verdict, const RunRecord& run, const Opt
   double total = 0, measured_total = 0;
   for (const auto& [category, bytes] : expected) {
     const double measured = static_cast<double>(run.peak(category)) / n;
-    if (bytes > 0 || measured > 0) verdict.claim(make_claim(fmt::format("bytes per parameter: {}", memory_category_name(category)), bytes, measured, 0, "bytes"));
+    if (bytes > 0 || measured > 0)
+      verdict.claim(
+          make_claim(fmt::format("bytes per parameter: {}", memory_category_name(category)), bytes, measured, 0, "bytes"));
     total += bytes;
     measured_total += measured;
   }
@@ -91,8 +97,9 @@ Report run(const Options& options, const Sabotage* sabotage) {
   TrainerOptions settings = trainer_options(options, model);
   if (sabotage != nullptr) sabotage->plant(settings);
   if (!options.quiet) {
-    fmt::print("{}\n{} parameters, {} sequences of {} per step as {} micro-batches of {}, {}\n", data.description(), model.parameter_count(),
-               settings.global_batch, model.seq, options.grad_accum, options.micro_batch, dtype_name(options.dtype));
+    fmt::print("{}\n{} parameters, {} sequences of {} per step as {} micro-batches of {}, {}\n", data.description(),
+               model.parameter_count(), settings.global_batch, model.seq, options.grad_accum, options.micro_batch,
+               dtype_name(options.dtype));
   }
 
   Report report = new_report("01_grad_accum", options, model);

@@ -7,8 +7,8 @@
 
 namespace ref5d::grad_accum {
 
-// Trains options.steps steps with grad_accum micro-batches of micro_batch sequences; with options.verify also the baseline, which takes the
-// same global batch at once, and compares. `sabotage` (may be null) plants a mistake in the run under test.
+// Trains options.steps steps with grad_accum micro-batches of micro_batch sequences; with options.verify also the baseline,
+// which takes the same global batch at once, and compares. `sabotage` (may be null) plants a mistake in the run under test.
 [[nodiscard]] Report run(const Options& options, const Sabotage* sabotage);
 
 }  // namespace ref5d::grad_accum

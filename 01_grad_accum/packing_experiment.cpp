@@ -57,14 +57,17 @@ void packing_experiment(const Options& given, Verdict& verdict) {
   // Three documents that fill a row exactly: 7/16, 5/16 and 4/16 of it.
   options.seq = std::max<std::int64_t>(16, model.seq / 16 * 16);
   std::vector<std::int32_t> text(static_cast<std::size_t>(*options.seq));
-  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<std::int32_t>((i * 37 + 11) % static_cast<std::size_t>(model.vocab));
+  for (std::size_t i = 0; i < text.size(); ++i)
+    text[i] = static_cast<std::int32_t>((i * 37 + 11) % static_cast<std::size_t>(model.vocab));
   const std::size_t unit = text.size() / 16;
   const std::span<const std::int32_t> all = text;
-  const std::vector<Document> documents{all.subspan(0, 7 * unit), all.subspan(7 * unit, 5 * unit), all.subspan(12 * unit, 4 * unit)};
+  const std::vector<Document> documents{all.subspan(0, 7 * unit), all.subspan(7 * unit, 5 * unit),
+                                        all.subspan(12 * unit, 4 * unit)};
   const std::vector<Row> packed = pack_documents(documents, *options.seq), padded = pad_documents(documents, *options.seq);
   verdict.claim(make_claim("packing: rows for three documents, packed", 1, static_cast<double>(packed.size())));
   verdict.claim(make_claim("packing: rows for three documents, padded", 3, static_cast<double>(padded.size())));
-  verdict.add_set("packed against padded gradients", compare_sets(gradients_of(options, packed), gradients_of(options, padded), CompareKind::kGradient),
+  verdict.add_set("packed against padded gradients",
+                  compare_sets(gradients_of(options, packed), gradients_of(options, padded), CompareKind::kGradient),
                   least_tolerance(Dtype::kFp64));
 
   options.seq = given.seq;
@@ -72,15 +75,19 @@ void packing_experiment(const Options& given, Verdict& verdict) {
   verdict.claim(make_claim("packing: useful tokens, packed against padded", static_cast<double>(pad.stats.useful_tokens),
                            static_cast<double>(pack.stats.useful_tokens), 0, "tokens"));
   // What is wasted is what is not useful, counted from the rows.
-  auto wasted = [](const PackingStats& s) { return 1.0 - static_cast<double>(s.useful_tokens) / static_cast<double>(s.total_tokens); };
-  verdict.claim(make_claim("packing: share of the tokens that is padding, padded", wasted(pad.stats), pad.stats.wasted_share, 1e-12));
-  verdict.claim(make_claim("packing: share of the tokens that is padding, packed", wasted(pack.stats), pack.stats.wasted_share, 1e-12));
+  auto wasted = [](const PackingStats& s) {
+    return 1.0 - static_cast<double>(s.useful_tokens) / static_cast<double>(s.total_tokens);
+  };
+  verdict.claim(
+      make_claim("packing: share of the tokens that is padding, padded", wasted(pad.stats), pad.stats.wasted_share, 1e-12));
+  verdict.claim(
+      make_claim("packing: share of the tokens that is padding, packed", wasted(pack.stats), pack.stats.wasted_share, 1e-12));
   if (options.quiet) return;
   fmt::print("\nPacking the documents of the text into rows of {}\n", model.seq);
   fmt::print("  {:<8} {:>8} {:>14} {:>14} {:>10} {:>16}\n", "", "rows", "useful tokens", "padding", "wasted", "useful tok/s");
   for (const auto& [name, o] : {std::pair{"padded", &pad}, {"packed", &pack}}) {
-    fmt::print("  {:<8} {:>8} {:>14} {:>14} {:>9.1f}% {:>16.0f}\n", name, o->stats.rows, o->stats.useful_tokens, o->stats.padded_tokens,
-               100 * o->stats.wasted_share, o->useful_per_second());
+    fmt::print("  {:<8} {:>8} {:>14} {:>14} {:>9.1f}% {:>16.0f}\n", name, o->stats.rows, o->stats.useful_tokens,
+               o->stats.padded_tokens, 100 * o->stats.wasted_share, o->useful_per_second());
   }
 }
 

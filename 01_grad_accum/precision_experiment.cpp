@@ -89,23 +89,30 @@ std::pair<double, double> after_updates(bool with_master, double step, int count
 void precision_experiment(const Options& options, Verdict& verdict) {
   if (!options.quiet) {
     fmt::print("\nBytes per parameter, from the ledger\n");
-    fmt::print("  {:<44} {:>7} {:>7} {:>9} {:>9} {:>8} {:>6}\n", "", "weight", "master", "gradient", "fp32 sum", "moments", "all");
+    fmt::print("  {:<44} {:>7} {:>7} {:>9} {:>9} {:>8} {:>6}\n", "", "weight", "master", "gradient", "fp32 sum", "moments",
+               "all");
   }
   for (const Variant& v : kVariants) {
     double c[5];
     const double total = bytes_per_parameter(options, v, c);
     verdict.claim(make_claim(fmt::format("precision {}: bytes per parameter", v.name), v.expected, total, 0, "bytes"));
-    if (!options.quiet) fmt::print("  {:<44} {:>7g} {:>7g} {:>9g} {:>9g} {:>8g} {:>6g}\n", v.name, c[0], c[1], c[2], c[3], c[4], total);
+    if (!options.quiet)
+      fmt::print("  {:<44} {:>7g} {:>7g} {:>9g} {:>9g} {:>8g} {:>6g}\n", v.name, c[0], c[1], c[2], c[3], c[4], total);
   }
   // bf16 has 8 significant bits: at 256 the spacing is 2, and 256 + 1 rounds back to 256.
-  verdict.claim(make_claim("precision: 512 gradients of 1.0, added to an fp32 sum", 512, sum_of_ones(GradientMode::kSeparate, true, 512)));
-  verdict.claim(make_claim("precision: 512 gradients of 1.0, computed into the fp32 sum", 512, sum_of_ones(GradientMode::kFused, true, 512)));
-  verdict.claim(make_claim("precision: 512 gradients of 1.0, added in bf16", 256, sum_of_ones(GradientMode::kDirect, false, 512)));
+  verdict.claim(make_claim("precision: 512 gradients of 1.0, added to an fp32 sum", 512,
+                           sum_of_ones(GradientMode::kSeparate, true, 512)));
+  verdict.claim(make_claim("precision: 512 gradients of 1.0, computed into the fp32 sum", 512,
+                           sum_of_ones(GradientMode::kFused, true, 512)));
+  verdict.claim(
+      make_claim("precision: 512 gradients of 1.0, added in bf16", 256, sum_of_ones(GradientMode::kDirect, false, 512)));
   // Just below 1.0 the spacing is 2^-8 = 0.0039: an update of 1e-3 is less than half of it.
   verdict.claim(make_claim("precision: 1.0 + 1e-4 in bf16", 1, after_updates(false, -1e-4, 1).second));
   verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, bf16 alone", 1, after_updates(false, 1e-3, 10).second));
-  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, fp32 master", 0.99, after_updates(true, 1e-3, 10).first, 1e-6));
-  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, the master's bf16 copy", 0.98828125, after_updates(true, 1e-3, 10).second));
+  verdict.claim(
+      make_claim("precision: 1.0 after ten updates of -1e-3, fp32 master", 0.99, after_updates(true, 1e-3, 10).first, 1e-6));
+  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, the master's bf16 copy", 0.98828125,
+                           after_updates(true, 1e-3, 10).second));
 }
 
 }  // namespace ref5d::grad_accum

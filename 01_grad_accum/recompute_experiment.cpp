@@ -14,7 +14,8 @@ std::int64_t differing_elements(const NamedValues& a, const NamedValues& b) {
   std::int64_t n = 0;
   for (const auto& [name, values] : a) {
     const auto& other = b.at(name);
-    for (std::size_t i = 0; i < values.size(); ++i) n += std::bit_cast<std::uint64_t>(values[i]) != std::bit_cast<std::uint64_t>(other[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      n += std::bit_cast<std::uint64_t>(values[i]) != std::bit_cast<std::uint64_t>(other[i]);
   }
   return n;
 }
@@ -48,22 +49,29 @@ void recompute_experiment(const Options& given, Verdict& verdict) {
   const std::int64_t d = model.head_dim(), into_attention = model.hidden * (model.heads + 2 * model.kv_heads) * d;
   const std::int64_t block = (model.matmul_parameter_count() - model.vocab * model.hidden) / model.layers;
   const double linear = static_cast<double>(none.flops_per_step.count(FlopsKind::kBlockLinear));
-  auto ratio = [&](const RunRecord& r) { return static_cast<double>(r.flops_per_step.count(FlopsKind::kBlockLinear)) / linear; };
+  auto ratio = [&](const RunRecord& r) {
+    return static_cast<double>(r.flops_per_step.count(FlopsKind::kBlockLinear)) / linear;
+  };
   verdict.claim(make_claim("recompute full: flops of the blocks' linear layers / none's", 4.0 / 3.0, ratio(full), 1e-15));
   verdict.claim(make_claim("recompute selective: flops of the blocks' linear layers / none's",
-                           1.0 + static_cast<double>(into_attention) / (3.0 * static_cast<double>(block)), ratio(selective), 1e-15));
+                           1.0 + static_cast<double>(into_attention) / (3.0 * static_cast<double>(block)), ratio(selective),
+                           1e-15));
   // Attention: 4 units forward, 10 backward, 4 again.
   auto attention = [](const RunRecord& r) { return static_cast<double>(r.flops_per_step.count(FlopsKind::kAttention)); };
-  verdict.claim(make_claim("recompute full: flops of attention / none's", 18.0 / 14.0, attention(full) / attention(none), 1e-15));
-  verdict.claim(make_claim("recompute selective: flops of attention / none's", 18.0 / 14.0, attention(selective) / attention(none), 1e-15));
+  verdict.claim(
+      make_claim("recompute full: flops of attention / none's", 18.0 / 14.0, attention(full) / attention(none), 1e-15));
+  verdict.claim(make_claim("recompute selective: flops of attention / none's", 18.0 / 14.0,
+                           attention(selective) / attention(none), 1e-15));
 
   if (options.quiet) return;
   fmt::print("\nRecomputation ({} layers, {} x {} tokens per micro-batch)\n", model.layers, options.micro_batch, model.seq);
-  fmt::print("  {:<10} {:>22} {:>10} {:>18} {:>10}\n", "recompute", "activation peak, bytes", "of none", "linear flops / none", "ms / step");
+  fmt::print("  {:<10} {:>22} {:>10} {:>18} {:>10}\n", "recompute", "activation peak, bytes", "of none", "linear flops / none",
+             "ms / step");
   for (const auto& [name, run] : {std::pair{"none", &none}, {"full", &full}, {"selective", &selective}}) {
     fmt::print("  {:<10} {:>22} {:>9.1f}% {:>18.4f} {:>11.2f}\n", name, run->peak(MemoryCategory::kActivations),
-               100.0 * static_cast<double>(run->peak(MemoryCategory::kActivations)) / static_cast<double>(none.peak(MemoryCategory::kActivations)), ratio(*run),
-               run->median_step_ms());
+               100.0 * static_cast<double>(run->peak(MemoryCategory::kActivations)) /
+                   static_cast<double>(none.peak(MemoryCategory::kActivations)),
+               ratio(*run), run->median_step_ms());
   }
 }
 

@@ -14,8 +14,9 @@ void rmsnorm_forward(Stream& stream, const Tensor& y, const Tensor& rstd, const 
 void rmsnorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                       const Tensor& w, bool accumulate_dx, bool accumulate_dw);
 
-// The forward step by step, as an unfused framework does it: squares [R, H] and normalised [R, H] go through memory. For comparison only.
-void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd, const Tensor& squares, const Tensor& normalised, const Tensor& x,
-                             const Tensor& w, double eps);
+// The forward step by step, as an unfused framework does it: squares [R, H] and normalised [R, H] go through memory. For
+// comparison only.
+void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd, const Tensor& squares,
+                             const Tensor& normalised, const Tensor& x, const Tensor& w, double eps);
 
 }  // namespace ref5d

@@ -12,7 +12,8 @@ __global__ void square_kernel(T* __restrict__ y, const T* __restrict__ x, std::i
 }
 
 template <typename T>
-__global__ void row_rsqrt_mean_kernel(Acc<T>* __restrict__ rstd, const T* __restrict__ squares, std::int64_t columns, Acc<T> eps) {
+__global__ void row_rsqrt_mean_kernel(Acc<T>* __restrict__ rstd, const T* __restrict__ squares, std::int64_t columns,
+                                      Acc<T> eps) {
   using A = Acc<T>;
   const T* row = squares + blockIdx.x * columns;
   A sum = 0;
@@ -23,29 +24,33 @@ __global__ void row_rsqrt_mean_kernel(Acc<T>* __restrict__ rstd, const T* __rest
 }
 
 template <typename T>
-__global__ void scale_rows_kernel(T* __restrict__ y, const T* __restrict__ x, const Acc<T>* __restrict__ factor, std::int64_t columns) {
+__global__ void scale_rows_kernel(T* __restrict__ y, const T* __restrict__ x, const Acc<T>* __restrict__ factor,
+                                  std::int64_t columns) {
   const std::int64_t base = blockIdx.x * columns;
   const Acc<T> f = factor[blockIdx.x];
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) y[base + i] = T(Acc<T>(x[base + i]) * f);
 }
 
 template <typename T>
-__global__ void scale_columns_kernel(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ w, std::int64_t columns) {
+__global__ void scale_columns_kernel(T* __restrict__ y, const T* __restrict__ x, const T* __restrict__ w,
+                                     std::int64_t columns) {
   const std::int64_t base = blockIdx.x * columns;
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) y[base + i] = T(Acc<T>(x[base + i]) * Acc<T>(w[i]));
 }
 
 }  // namespace
 
-void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd, const Tensor& squares, const Tensor& normalised, const Tensor& x,
-                             const Tensor& w, double eps) {
+void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd, const Tensor& squares,
+                             const Tensor& normalised, const Tensor& x, const Tensor& w, double eps) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   for (const Tensor* t : {&y, &squares, &normalised}) expect(*t, {rows, columns}, x.dtype(), "rmsnorm_forward_unfused");
   const auto blocks = static_cast<unsigned>(rows);
   dispatch(x.dtype(), [&]<typename T>() {
     launch<square_kernel<T>>(stream, grid_for(x.numel()), block_size(256), squares.data<T>(), x.data<T>(), x.numel());
-    launch<row_rsqrt_mean_kernel<T>>(stream, blocks, block_size(256), rstd.data<Acc<T>>(), squares.data<T>(), columns, Acc<T>(eps));
-    launch<scale_rows_kernel<T>>(stream, blocks, block_size(256), normalised.data<T>(), x.data<T>(), rstd.data<Acc<T>>(), columns);
+    launch<row_rsqrt_mean_kernel<T>>(stream, blocks, block_size(256), rstd.data<Acc<T>>(), squares.data<T>(), columns,
+                                     Acc<T>(eps));
+    launch<scale_rows_kernel<T>>(stream, blocks, block_size(256), normalised.data<T>(), x.data<T>(), rstd.data<Acc<T>>(),
+                                 columns);
     launch<scale_columns_kernel<T>>(stream, blocks, block_size(256), y.data<T>(), normalised.data<T>(), w.data<T>(), columns);
   });
 }

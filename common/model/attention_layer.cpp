@@ -10,22 +10,30 @@ namespace ref5d {
 namespace {
 AttentionShape shape_of(const Context& ctx, const Tensor& q, const Tensor& k, std::int64_t head_dim) {
   const std::int64_t batch = ctx.batch->batch;
-  return {batch, q.dim(0) / batch, k.dim(0) / batch, q.dim(1) / head_dim, k.dim(1) / head_dim, head_dim, 1.0 / std::sqrt(static_cast<double>(head_dim))};
+  return {batch,
+          q.dim(0) / batch,
+          k.dim(0) / batch,
+          q.dim(1) / head_dim,
+          k.dim(1) / head_dim,
+          head_dim,
+          1.0 / std::sqrt(static_cast<double>(head_dim))};
 }
 }  // namespace
 
-Tensor LocalAttention::forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim, Saved& saved) {
+Tensor LocalAttention::forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+                               Saved& saved) {
   const AttentionShape shape = shape_of(ctx, q, k, head_dim);
   Tensor o = ctx.activation({q.dim(0), q.dim(1)});
   const Tensor lse = ctx.statistic({shape.batch, shape.heads, shape.q_len});
   attention_forward(ctx.stream, ctx.attention, shape, ctx.batch->attention, o, lse, q, k, v);
   device().flops().add(FlopsKind::kAttention, attention_forward_flops(ctx.batch->visible_pairs, shape.heads, head_dim));
-  for (const auto& [tag, tensor] : {std::pair{"core.q", q}, {"core.k", k}, {"core.v", v}, {"core.o", o}, {"core.lse", lse}}) saved.push(tag, tensor);
+  for (const auto& [tag, tensor] : {std::pair{"core.q", q}, {"core.k", k}, {"core.v", v}, {"core.o", o}, {"core.lse", lse}})
+    saved.push(tag, tensor);
   return o;
 }
 
-void LocalAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, std::int64_t head_dim,
-                              Saved& saved) {
+void LocalAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                              std::int64_t head_dim, Saved& saved) {
   const Tensor lse = saved.pop("core.lse"), o = saved.pop("core.o");
   const Tensor v = saved.pop("core.v"), k = saved.pop("core.k"), q = saved.pop("core.q");
   const AttentionShape shape = shape_of(ctx, q, k, head_dim);
@@ -57,7 +65,8 @@ AttentionLayer::AttentionLayer(const GptConfig& c, std::int64_t layer) : layer_(
 
 AttentionLayer::Qkv AttentionLayer::split(const Tensor& packed) const {
   const std::int64_t q_size = local_heads() * head_dim_, kv_size = local_kv_heads() * head_dim_;
-  return {packed.columns(0, q_size), packed.columns(q_size, q_size + kv_size), packed.columns(q_size + kv_size, q_size + 2 * kv_size)};
+  return {packed.columns(0, q_size), packed.columns(q_size, q_size + kv_size),
+          packed.columns(q_size + kv_size, q_size + 2 * kv_size)};
 }
 
 // The norm sees each head of each token as a row.
@@ -111,9 +120,11 @@ Tensor AttentionLayer::project_backward(Context& ctx, const Tensor& dy, const Te
 Tensor AttentionLayer::attend_backward(Context& ctx, const Tensor& dout, Saved& saved) {
   const std::int64_t tokens = dout.dim(0), q_size = local_heads() * head_dim_, kv_size = local_kv_heads() * head_dim_;
   const Tensor packed = qkv ? ctx.activation({tokens, q_size + 2 * kv_size}) : Tensor();
-  Qkv d = qkv ? split(packed) : Qkv{ctx.activation({tokens, q_size}), ctx.activation({tokens, kv_size}), ctx.activation({tokens, kv_size})};
+  Qkv d = qkv ? split(packed)
+              : Qkv{ctx.activation({tokens, q_size}), ctx.activation({tokens, kv_size}), ctx.activation({tokens, kv_size})};
   core->backward(ctx, d.q, d.k, d.v, dout, head_dim_, saved);
-  for (const auto& [name, tensor] : {std::pair{"v", d.v}, {"k", d.k}, {"q", d.q}}) ctx.see_sub("sub_grad", layer_, name, tensor);
+  for (const auto& [name, tensor] : {std::pair{"v", d.v}, {"k", d.k}, {"q", d.q}})
+    ctx.see_sub("sub_grad", layer_, name, tensor);
   if (ctx.batch->rope.cos) {
     rope(ctx.stream, d.k, ctx.batch->rope, local_kv_heads(), true);
     rope(ctx.stream, d.q, ctx.batch->rope, local_heads(), true);

@@ -14,16 +14,19 @@ namespace ref5d {
 class AttentionCore {
  public:
   virtual ~AttentionCore() = default;
-  [[nodiscard]] virtual Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim, Saved& saved) = 0;
-  virtual void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, std::int64_t head_dim,
-                        Saved& saved) = 0;
+  [[nodiscard]] virtual Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+                                       Saved& saved) = 0;
+  virtual void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                        std::int64_t head_dim, Saved& saved) = 0;
 };
 
 // All tokens are here.
 class LocalAttention : public AttentionCore {
  public:
-  [[nodiscard]] Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim, Saved& saved) override;
-  void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, std::int64_t head_dim, Saved& saved) override;
+  [[nodiscard]] Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+                               Saved& saved) override;
+  void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, std::int64_t head_dim,
+                Saved& saved) override;
 };
 
 class AttentionLayer {
@@ -49,7 +52,9 @@ class AttentionLayer {
 
   // Heads that are here, from the projections' local sizes.
   [[nodiscard]] std::int64_t local_heads() const { return out->in() / head_dim_; }
-  [[nodiscard]] std::int64_t local_kv_heads() const { return qkv ? (qkv->out() / head_dim_ - local_heads()) / 2 : k->out() / head_dim_; }
+  [[nodiscard]] std::int64_t local_kv_heads() const {
+    return qkv ? (qkv->out() / head_dim_ - local_heads()) / 2 : k->out() / head_dim_;
+  }
   [[nodiscard]] std::int64_t head_dim() const { return head_dim_; }
 
  private:

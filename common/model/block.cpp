@@ -88,8 +88,8 @@ void Block::run_phase_backward(int phase, Context& ctx, BlockFlow& flow, Saved& 
     case 1: {
       const Tensor d = mlp->dispatch_backward(ctx, flow.inner, saved);
       ctx.see_sub("sub_grad", layer_, "mlp_norm", d);
-      // The residual path passes dy on unchanged; the sublayer's gradient is added to it. A new tensor: the old one may still be a weight
-      // gradient's dy.
+      // The residual path passes dy on unchanged; the sublayer's gradient is added to it. A new tensor: the old one may still
+      // be a weight gradient's dy.
       const Tensor dx = ctx.activation({d.dim(0), d.dim(1)});
       mlp_norm->backward(ctx, dx, d, saved, false);
       add(ctx.stream, dx, dx, flow.x);

@@ -1,5 +1,5 @@
-// One decoder block, pre-norm: x + attention(norm(x)), then + mlp(norm(.)). Forward and backward are sequences of phases that can be
-// resumed, so that a forward of one micro-batch and a backward of another can be interleaved.
+// One decoder block, pre-norm: x + attention(norm(x)), then + mlp(norm(.)). Forward and backward are sequences of phases that
+// can be resumed, so that a forward of one micro-batch and a backward of another can be interleaved.
 #pragma once
 
 #include <memory>

@@ -7,8 +7,8 @@
 namespace ref5d {
 namespace {
 
-GptConfig llama(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t kv_heads,
-                std::int64_t ffn, std::int64_t seq, double theta = 10000) {
+GptConfig llama(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads,
+                std::int64_t kv_heads, std::int64_t ffn, std::int64_t seq, double theta = 10000) {
   GptConfig c;
   c.preset = std::move(name);
   c.vocab = vocab;
@@ -22,8 +22,8 @@ GptConfig llama(std::string name, std::int64_t vocab, std::int64_t hidden, std::
   return c;
 }
 
-GptConfig gpt2(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t ffn,
-               std::int64_t seq) {
+GptConfig gpt2(std::string name, std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t heads,
+               std::int64_t ffn, std::int64_t seq) {
   GptConfig c = llama(std::move(name), vocab, hidden, layers, heads, heads, ffn, seq);
   c.family = Family::kGpt2;
   c.norm = NormKind::kLayer;
@@ -101,11 +101,15 @@ void validate(const GptConfig& c) {
   for (const auto& [flag, value] : positive) {
     if (value < 1) fail(std::string(flag) + " " + n(value) + " must be at least 1");
   }
-  if (c.hidden % c.heads != 0) fail("--hidden " + n(c.hidden) + " is not divisible by --heads " + n(c.heads) + "; each head needs hidden / heads channels");
+  if (c.hidden % c.heads != 0)
+    fail("--hidden " + n(c.hidden) + " is not divisible by --heads " + n(c.heads) +
+         "; each head needs hidden / heads channels");
   if (c.heads % c.kv_heads != 0) {
-    fail("--heads " + n(c.heads) + " is not divisible by --kv-heads " + n(c.kv_heads) + "; every kv head serves the same number of query heads");
+    fail("--heads " + n(c.heads) + " is not divisible by --kv-heads " + n(c.kv_heads) +
+         "; every kv head serves the same number of query heads");
   }
-  if (c.family == Family::kGpt2 && c.heads != c.kv_heads) fail("a GPT-2 model has as many kv heads as heads; use --kv-heads " + n(c.heads));
+  if (c.family == Family::kGpt2 && c.heads != c.kv_heads)
+    fail("a GPT-2 model has as many kv heads as heads; use --kv-heads " + n(c.heads));
   if (c.position == PositionKind::kRope && c.head_dim() % 2 != 0) {
     fail("the head dim " + n(c.head_dim()) + " (hidden / heads) must be even: RoPE turns pairs of channels");
   }

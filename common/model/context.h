@@ -23,14 +23,14 @@ struct MicroBatch {
   Tensor order, start;      // [T]; see attention.h
   Tensor sample, position;  // [T]; the global sample of the row, and order - start
   AttentionTokens attention;
-  RopeTable rope;                   // undefined with learned positions
-  std::int64_t visible_pairs = 0;   // exact attention work of the micro-batch
-  double loss_scale = 0;            // 1 / valid labels of the global batch: the one division
+  RopeTable rope;                  // undefined with learned positions
+  std::int64_t visible_pairs = 0;  // exact attention work of the micro-batch
+  double loss_scale = 0;           // 1 / valid labels of the global batch: the one division
   [[nodiscard]] std::int64_t token_count() const { return batch * seq; }
 };
 
-// What forward keeps for backward: a stack that belongs to one (micro-batch, chunk). Forward pushes, backward pops, so backward reads
-// as forward upwards. Tags are checked. Tensors are reference-counted: several entries may share one.
+// What forward keeps for backward: a stack that belongs to one (micro-batch, chunk). Forward pushes, backward pops, so backward
+// reads as forward upwards. Tags are checked. Tensors are reference-counted: several entries may share one.
 class Saved {
  public:
   template <typename T>
@@ -40,7 +40,8 @@ class Saved {
   template <typename T = Tensor>
   [[nodiscard]] T pop(const char* tag) {
     if (entries_.empty() || std::string_view(entries_.back().first) != tag) {
-      throw std::logic_error(std::string("backward pops ") + tag + ", but forward pushed " + (entries_.empty() ? "nothing" : entries_.back().first));
+      throw std::logic_error(std::string("backward pops ") + tag + ", but forward pushed " +
+                             (entries_.empty() ? "nothing" : entries_.back().first));
     }
     T value = std::any_cast<T>(std::move(entries_.back().second));
     entries_.pop_back();
@@ -52,8 +53,8 @@ class Saved {
   std::vector<std::pair<const char*, std::any>> entries_;
 };
 
-// Weight-gradient work, as closures that own their x and dy. Nobody upstream waits for a weight gradient, so it can be computed at once or
-// much later (zero bubble).
+// Weight-gradient work, as closures that own their x and dy. Nobody upstream waits for a weight gradient, so it can be computed
+// at once or much later (zero bubble).
 class WeightGrads {
  public:
   using Work = std::function<void()>;
@@ -113,7 +114,9 @@ struct Context {
   bool recomputing = false;          // forward runs a second time: nothing is observed
   std::uint32_t redraw_dropout = 0;  // a fault to show (PITFALLS P27): recomputation draws another mask
 
-  [[nodiscard]] Tensor activation(Shape shape) const { return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream); }
+  [[nodiscard]] Tensor activation(Shape shape) const {
+    return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream);
+  }
   [[nodiscard]] Tensor statistic(Shape shape) const {
     return Tensor::empty(std::move(shape), accumulator_of(dtype), MemoryCategory::kActivations, stream);
   }
@@ -123,7 +126,8 @@ struct Context {
   }
   // Inputs and outputs of a sublayer (kind "sub") and their gradients ("sub_grad").
   void see_sub(const char* kind, std::int64_t layer, const char* what, const Tensor& t) const {
-    if (probe != nullptr && !recomputing && probe->wants_sublayers()) probe->see(std::string(kind) + "/" + std::to_string(layer) + "/" + what, t, stream);
+    if (probe != nullptr && !recomputing && probe->wants_sublayers())
+      probe->see(std::string(kind) + "/" + std::to_string(layer) + "/" + what, t, stream);
   }
 };
 

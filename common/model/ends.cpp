@@ -1,13 +1,14 @@
+#include "common/model/ends.h"
+
 #include "common/kernels/cross_entropy.h"
 #include "common/kernels/embedding.h"
-#include "common/model/ends.h"
 
 namespace ref5d {
 
 Embedding::Embedding(const GptConfig& c) {
   const bool gpt2 = c.family == Family::kGpt2;
-  tokens = std::make_shared<Parameter>(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", Shape{c.vocab, c.hidden}, Init::kNormal, c.init_std,
-                                       true);
+  tokens = std::make_shared<Parameter>(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", Shape{c.vocab, c.hidden},
+                                       Init::kNormal, c.init_std, true);
   if (c.position == PositionKind::kLearned) {
     positions = std::make_shared<Parameter>("transformer.wpe.weight", Shape{c.seq, c.hidden}, Init::kNormal, c.init_std, true);
   }

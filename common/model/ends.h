@@ -1,4 +1,5 @@
-// The two ends of the model: the embedding, and the head with the loss. Virtual, since tensor parallelism cuts both by vocabulary.
+// The two ends of the model: the embedding, and the head with the loss. Virtual, since tensor parallelism cuts both by
+// vocabulary.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// The tiny GPT: embedding, blocks, head. It knows nothing of parallelism: each dimension is applied to it from outside, by swapping its
-// parts and the placements of its parameters before storage exists.
+// The tiny GPT: embedding, blocks, head. It knows nothing of parallelism: each dimension is applied to it from outside, by
+// swapping its parts and the placements of its parameters before storage exists.
 //
 //   Gpt gpt(config);                      built, without storage
 //   tensor_parallel::apply(gpt, …);       cut
@@ -14,8 +14,8 @@
 
 namespace ref5d {
 
-// Units of the model, in forward order: 0 is the embedding, 1..L the blocks, L+1 the head (numbers are global, whatever is here).
-// ZeRO-3 gathers a unit's weights before and frees them after.
+// Units of the model, in forward order: 0 is the embedding, 1..L the blocks, L+1 the head (numbers are global, whatever is
+// here). ZeRO-3 gathers a unit's weights before and frees them after.
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
@@ -36,10 +36,12 @@ class Gpt {
   [[nodiscard]] std::vector<Parameter*> parameters() const;
   void materialise(const StorageOptions& options, Stream& stream);
 
-  // One micro-batch (ctx.batch) through what is here. input [T, H] is the previous stage's output, unused where the embedding is here.
-  // Returns the residual stream [T, H]; with the head here the loss is added to ctx.loss_sum instead and the result is undefined.
+  // One micro-batch (ctx.batch) through what is here. input [T, H] is the previous stage's output, unused where the embedding
+  // is here. Returns the residual stream [T, H]; with the head here the loss is added to ctx.loss_sum instead and the result is
+  // undefined.
   Tensor forward(Context& ctx, const Tensor& input, Saved& saved);
-  // doutput: the gradient of forward's result (unused where the head is here). Returns that of input (undefined where the embedding is here).
+  // doutput: the gradient of forward's result (unused where the head is here). Returns that of input (undefined where the
+  // embedding is here).
   Tensor backward(Context& ctx, const Tensor& doutput, Saved& saved);
   // Logits [T, V] of the micro-batch; keeps nothing.
   [[nodiscard]] Tensor logits(Context& ctx);

@@ -5,7 +5,8 @@
 
 namespace ref5d {
 
-Linear::Linear(std::string name, std::int64_t in, std::int64_t out, bool with_bias, bool in_out, double init_std, FlopsKind flops_kind)
+Linear::Linear(std::string name, std::int64_t in, std::int64_t out, bool with_bias, bool in_out, double init_std,
+               FlopsKind flops_kind)
     : stored_in_out(in_out), flops(flops_kind) {
   const Shape shape = in_out ? Shape{in, out} : Shape{out, in};
   weight = std::make_shared<Parameter>(name + ".weight", shape, Init::kNormal, init_std, true);
@@ -24,7 +25,8 @@ void Linear::add_bias(Context& ctx, const Tensor& y) const {
 }
 
 void Linear::backward_input(Context& ctx, const Tensor& dx, const Tensor& dy, bool accumulate) const {
-  gemm(ctx.stream, ctx.gemm, Transpose::kNo, stored_in_out ? Transpose::kYes : Transpose::kNo, 1.0, dy, weight->weight, accumulate ? 1.0 : 0.0, dx);
+  gemm(ctx.stream, ctx.gemm, Transpose::kNo, stored_in_out ? Transpose::kYes : Transpose::kNo, 1.0, dy, weight->weight,
+       accumulate ? 1.0 : 0.0, dx);
   device().flops().add(flops, gemm_flops(dy.dim(0), out(), in()));
 }
 
@@ -33,7 +35,8 @@ void Linear::backward_weight(Context& ctx, const Tensor& x, const Tensor& dy) co
   auto work = [this, &stream, kind = ctx.gemm, x, dy] {
     const auto [dw, accumulate] = weight->begin_contribution(stream);
     // dW [out, in] = dy^T x, or its transpose where the weight is stored so.
-    gemm(stream, kind, Transpose::kYes, Transpose::kNo, 1.0, stored_in_out ? x : dy, stored_in_out ? dy : x, accumulate ? 1.0 : 0.0, dw);
+    gemm(stream, kind, Transpose::kYes, Transpose::kNo, 1.0, stored_in_out ? x : dy, stored_in_out ? dy : x,
+         accumulate ? 1.0 : 0.0, dw);
     device().flops().add(flops, gemm_flops(out(), in(), x.dim(0)));
     weight->end_contribution(stream);
   };

@@ -9,8 +9,8 @@
 
 namespace ref5d {
 
-// y = x W^T + b. The weight is stored [out, in] (Llama), or [in, out] (GPT-2's Conv1D); sizes are those of the local part, so a cut
-// placement makes a smaller layer without further ado. Virtual: the tensor-parallel lesson swaps in its own.
+// y = x W^T + b. The weight is stored [out, in] (Llama), or [in, out] (GPT-2's Conv1D); sizes are those of the local part, so a
+// cut placement makes a smaller layer without further ado. Virtual: the tensor-parallel lesson swaps in its own.
 //
 // Bias and product are separate calls, since a row-parallel layer sums the products over ranks before it adds the bias once.
 // backward is two calls: the input gradient is on the critical path, the weight gradient is not.
@@ -47,15 +47,15 @@ class Linear {
 // The parameters of a linear layer, weight first.
 void append(std::vector<std::shared_ptr<Parameter>>& to, const std::unique_ptr<Linear>& linear);
 
-// Where activations enter and leave a stretch of the model whose weights are cut. On one device nothing happens; tensor parallelism puts
-// its conjugate operators here, sequence parallelism its gather and scatter.
+// Where activations enter and leave a stretch of the model whose weights are cut. On one device nothing happens; tensor
+// parallelism puts its conjugate operators here, sequence parallelism its gather and scatter.
 class Region {
  public:
   virtual ~Region() = default;
   // The sublayer's input -> what its first linears read. x [R, H].
   [[nodiscard]] virtual Tensor enter(Context&, const Tensor& x) { return x; }
-  // The gradient of enter's result -> that of its input. begin may start communication, end waits for it; weight gradients that are
-  // queued in between can be computed meanwhile.
+  // The gradient of enter's result -> that of its input. begin may start communication, end waits for it; weight gradients that
+  // are queued in between can be computed meanwhile.
   virtual void begin_enter_backward(Context&, const Tensor& dx) { pending_ = dx; }
   [[nodiscard]] virtual Tensor end_enter_backward(Context&) { return std::move(pending_); }
   // What the last linear made (a partial sum when cut) -> the sublayer's output, and backward.

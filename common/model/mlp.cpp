@@ -11,7 +11,8 @@ DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer) : layer_(layer) {
   const bool gpt2 = c.family == Family::kGpt2;
   const std::string name = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".mlp.";
   const double down_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
-  if (c.mlp == MlpKind::kSwiglu) gate = std::make_unique<Linear>(name + "gate_proj", c.hidden, c.ffn, c.biases, false, c.init_std);
+  if (c.mlp == MlpKind::kSwiglu)
+    gate = std::make_unique<Linear>(name + "gate_proj", c.hidden, c.ffn, c.biases, false, c.init_std);
   up = std::make_unique<Linear>(name + (gpt2 ? "c_fc" : "up_proj"), c.hidden, c.ffn, c.biases, gpt2, c.init_std);
   down = std::make_unique<Linear>(name + (gpt2 ? "c_proj" : "down_proj"), c.ffn, c.hidden, c.biases, gpt2, down_std);
 }

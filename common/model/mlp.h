@@ -1,5 +1,5 @@
-// The feed-forward sublayer in three phases, so that a mixture of experts fits the same seam: tokens go to where they are computed, are
-// computed, and come back. A dense MLP enters and leaves its region in the outer phases.
+// The feed-forward sublayer in three phases, so that a mixture of experts fits the same seam: tokens go to where they are
+// computed, are computed, and come back. A dense MLP enters and leaves its region in the outer phases.
 #pragma once
 
 #include <memory>

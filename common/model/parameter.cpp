@@ -71,8 +71,8 @@ HostTensor cut(const HostTensor& global, const Placement& placement) {
   const std::size_t size = dtype_size(global.dtype);
   local.data.resize(static_cast<std::size_t>(elements) * size);
   for_each_stretch(global.shape, placement, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(local.data.data() + static_cast<std::size_t>(to) * size, global.data.data() + static_cast<std::size_t>(from) * size,
-                static_cast<std::size_t>(n) * size);
+    std::memcpy(local.data.data() + static_cast<std::size_t>(to) * size,
+                global.data.data() + static_cast<std::size_t>(from) * size, static_cast<std::size_t>(n) * size);
   });
   return local;
 }
@@ -81,8 +81,8 @@ void paste(HostTensor& global, const HostTensor& local, const Placement& placeme
   if (local.dtype != global.dtype) throw std::logic_error("paste between dtypes");
   const std::size_t size = dtype_size(global.dtype);
   for_each_stretch(global.shape, placement, [&](std::int64_t to, std::int64_t from, std::int64_t n) {
-    std::memcpy(global.data.data() + static_cast<std::size_t>(to) * size, local.data.data() + static_cast<std::size_t>(from) * size,
-                static_cast<std::size_t>(n) * size);
+    std::memcpy(global.data.data() + static_cast<std::size_t>(to) * size,
+                local.data.data() + static_cast<std::size_t>(from) * size, static_cast<std::size_t>(n) * size);
   });
 }
 
@@ -123,13 +123,14 @@ void materialise(Parameter& p, const StorageOptions& options, Stream& stream) {
   if (!options.gradients) return;
   p.mode = bf16 && options.fp32_gradient_sum ? options.bf16_gradients : GradientMode::kDirect;
   if (p.mode != GradientMode::kFused) p.gradient = Tensor::zeros(shape, options.dtype, MemoryCategory::kGradients, stream);
-  if (p.mode != GradientMode::kDirect) p.gradient_sum = Tensor::zeros(shape, Dtype::kFp32, MemoryCategory::kGradientAccumulation, stream);
+  if (p.mode != GradientMode::kDirect)
+    p.gradient_sum = Tensor::zeros(shape, Dtype::kFp32, MemoryCategory::kGradientAccumulation, stream);
 }
 
 void load_weight(Parameter& p, const HostTensor& global, Stream& stream) {
   if (global.shape != p.global_shape) {
-    throw InputError("weight " + p.name + " has shape " + to_string(global.shape) + " in the file, but the model needs " + to_string(p.global_shape) +
-                     "; give the model flags that the weights were made with");
+    throw InputError("weight " + p.name + " has shape " + to_string(global.shape) + " in the file, but the model needs " +
+                     to_string(p.global_shape) + "; give the model flags that the weights were made with");
   }
   exact_weight(p).copy_from(cut(global, p.placement), stream);
   if (p.master) convert(stream, p.weight, p.master);

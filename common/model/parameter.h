@@ -68,8 +68,8 @@ class Parameter {
   // A step starts: zero gradient, and `uses` contributions (below) expected for each of the micro-batches.
   void begin_step(Stream& stream, std::int64_t micro_batches, bool zero = true);
 
-  // A kernel that computes (a contribution to) the gradient writes to target, adding if told to; then end_contribution() folds it into the
-  // sum. `zeroed` asks for a target that can always be added to.
+  // A kernel that computes (a contribution to) the gradient writes to target, adding if told to; then end_contribution() folds
+  // it into the sum. `zeroed` asks for a target that can always be added to.
   struct Target {
     Tensor tensor;
     bool accumulate;

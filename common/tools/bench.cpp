@@ -23,7 +23,10 @@ double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, GemmKi
     std::int64_t in, out, count;
   };
   const std::int64_t kv = c.kv_heads * c.head_dim();
-  const Size sizes[] = {{c.hidden, c.hidden, 2 * c.layers}, {c.hidden, kv, 2 * c.layers}, {c.hidden, c.ffn, 2 * c.layers}, {c.ffn, c.hidden, c.layers},
+  const Size sizes[] = {{c.hidden, c.hidden, 2 * c.layers},
+                        {c.hidden, kv, 2 * c.layers},
+                        {c.hidden, c.ffn, 2 * c.layers},
+                        {c.ffn, c.hidden, c.layers},
                         {c.hidden, c.vocab, 1}};
   double flops = 0, best = 0;
   for (int round = 0; round < 5; ++round) {
@@ -91,7 +94,8 @@ int main(int argc, char** argv) {
     Trainer trainer(trainer_options(options, model), data);
     const StepPrinter printer(options.steps, options.quiet);
     for (int warm = 0; warm < 2; ++warm) (void)trainer.step();
-    const RunRecord run = record_run(trainer, options.steps, false, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
+    const RunRecord run =
+        record_run(trainer, options.steps, false, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
 
     device().profiler().start();
     constexpr std::int64_t kProfiled = 3;
@@ -102,7 +106,8 @@ int main(int argc, char** argv) {
     const std::int64_t tokens = options.micro_batch * model.seq;
     const double ms = run.median_step_ms(), gflops = static_cast<double>(run.flops_per_step.total()) / ms / 1e6;
     const double rate = product_rate(model, tokens, options.dtype, trainer_options(options, model).gemm);
-    const auto linear = static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
+    const auto linear =
+        static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
     Report report = new_report("bench", options, model);
     fill_report(report, run, Verdict());
     report.timing["blas_gflops"] = rate;
@@ -111,8 +116,9 @@ int main(int argc, char** argv) {
     if (!options.json.empty()) report.write_json(options.json);
 
     print_time_by_kernel(kProfiled);
-    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {} thread{} on {}\n", model.parameter_count(), options.micro_batch * options.grad_accum, model.seq,
-               dtype_name(options.dtype), threads, threads == 1 ? "" : "s", Device::description());
+    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {} thread{} on {}\n", model.parameter_count(),
+               options.micro_batch * options.grad_accum, model.seq, dtype_name(options.dtype), threads, threads == 1 ? "" : "s",
+               Device::description());
     fmt::print("step                       {:>10.1f} ms (median of {})\n", ms, options.steps);
     fmt::print("tokens/s                   {:>10.0f}\n", report.timing["tokens_per_s"]);
     fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear / 1e9,

@@ -6,8 +6,10 @@ namespace ref5d {
 
 namespace {
 
-// The factor of a micro-batch's loss. Right: 1 / valid labels of the global batch, the same for all, so that micro-batches just add up.
-double loss_scale(const GlobalBatch& batch, std::span<const Row> rows, std::int64_t micro_batches, const AccumulationFaults& faults) {
+// The factor of a micro-batch's loss. Right: 1 / valid labels of the global batch, the same for all, so that micro-batches just
+// add up.
+double loss_scale(const GlobalBatch& batch, std::span<const Row> rows, std::int64_t micro_batches,
+                  const AccumulationFaults& faults) {
   if (!faults.mean_of_means && !faults.mean_per_micro_batch) return batch.loss_scale();
   std::int64_t own = 0;
   for (const Row& row : rows) own += count_valid_labels(row);
@@ -31,7 +33,8 @@ void accumulate_gradients(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBa
   loader.start(rows_of(0), batch.first_sample);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const MicroBatch b = loader.take(loss_scale(batch, rows_of(m), micro_batches, faults));
-    if (m + 1 < micro_batches) loader.start(rows_of(m + 1), batch.first_sample + (m + 1) * micro_batch);  // copied while this one computes
+    if (m + 1 < micro_batches)
+      loader.start(rows_of(m + 1), batch.first_sample + (m + 1) * micro_batch);  // copied while this one computes
     ctx.batch = &b;
     Saved saved;  // what this micro-batch keeps for its backward; empty and freed before the next one starts
     gpt.forward(ctx, {}, saved);

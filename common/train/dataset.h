@@ -17,8 +17,8 @@ struct DatasetOptions {
   std::uint64_t seed = 1;  // of the order of rows
 };
 
-// The rows of a training set. Sample i is row i of an endless sequence of epochs, each a permutation of all rows that depends on the seed alone,
-// so every rank finds its own samples without asking.
+// The rows of a training set. Sample i is row i of an endless sequence of epochs, each a permutation of all rows that depends
+// on the seed alone, so every rank finds its own samples without asking.
 class Dataset {
  public:
   // Reads and checks the file. Throws InputError: missing, truncated, too short for one row, a token beyond the vocabulary.
@@ -53,8 +53,8 @@ struct GlobalBatch {
   std::vector<Row> rows;
   std::int64_t valid_labels = 0;
 
-  // The one division of the law of gradients: the loss is summed over valid labels and divided by their number in the global batch.
-  // A batch without a valid label has loss 0 and gradient 0.
+  // The one division of the law of gradients: the loss is summed over valid labels and divided by their number in the global
+  // batch. A batch without a valid label has loss 0 and gradient 0.
   [[nodiscard]] double loss_scale() const { return valid_labels == 0 ? 0.0 : 1.0 / static_cast<double>(valid_labels); }
 };
 // Step `step` (0-based) takes samples step * size .. (step + 1) * size - 1.

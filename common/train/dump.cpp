@@ -23,7 +23,8 @@ NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq) const {
   return all;
 }
 
-DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch_size, bool full) : trainer_(trainer), probe_(full) {
+DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch_size, bool full)
+    : trainer_(trainer), probe_(full) {
   const GlobalBatch batch = global_batch(data, trainer.steps_taken(), global_batch_size);
   batch_ = global_batch_size;
   seq_ = static_cast<std::int64_t>(batch.rows.front().tokens.size());
@@ -34,20 +35,23 @@ DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t globa
   }
   tensors_["tokens"] = HostTensor::from_doubles(tokens, {batch_, seq_}, Dtype::kInt32);
   tensors_["labels"] = HostTensor::from_doubles(labels, {batch_, seq_}, Dtype::kInt32);
-  for (const Parameter* p : trainer.gpt().parameters()) tensors_["init/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
+  for (const Parameter* p : trainer.gpt().parameters())
+    tensors_["init/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
   trainer.context().probe = &probe_;
 }
 
 void DumpingRun::after_first_step(const StepResult& first) {
   trainer_.context().probe = nullptr;
   tensors_.merge(probe_.collected(batch_, seq_));
-  for (const Parameter* p : trainer_.gpt().parameters()) tensors_["grad/" + p->name] = p->final_gradient().to_host(trainer_.stream());
+  for (const Parameter* p : trainer_.gpt().parameters())
+    tensors_["grad/" + p->name] = p->final_gradient().to_host(trainer_.stream());
   tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);
   tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);
 }
 
 const NamedTensors& DumpingRun::finish(const std::vector<double>& step_losses) {
-  for (const Parameter* p : trainer_.gpt().parameters()) tensors_["final/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer_.stream());
+  for (const Parameter* p : trainer_.gpt().parameters())
+    tensors_["final/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer_.stream());
   tensors_["step_loss"] = HostTensor::from_doubles(step_losses, {static_cast<std::int64_t>(step_losses.size())}, Dtype::kFp64);
   return tensors_;
 }

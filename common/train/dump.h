@@ -10,7 +10,8 @@
 
 namespace ref5d {
 
-// Collects tensors micro-batch by micro-batch on the host. Each is [T, C] per micro-batch and becomes [batch, seq, C] of the global batch.
+// Collects tensors micro-batch by micro-batch on the host. Each is [T, C] per micro-batch and becomes [batch, seq, C] of the
+// global batch.
 class DumpProbe : public Probe {
  public:
   explicit DumpProbe(bool sublayers) : sublayers_(sublayers) {}
@@ -23,8 +24,8 @@ class DumpProbe : public Probe {
   NamedTensors parts_;
 };
 
-// Follows a run and collects: init/NAME; of the first step tokens, labels, logits, loss, grad_norm, hidden/I and grad/NAME (before clipping), if `full`
-// also every sublayer's tensors; of the last final/NAME, and step_loss. Hugging Face names.
+// Follows a run and collects: init/NAME; of the first step tokens, labels, logits, loss, grad_norm, hidden/I and grad/NAME
+// (before clipping), if `full` also every sublayer's tensors; of the last final/NAME, and step_loss. Hugging Face names.
 class DumpingRun {
  public:
   DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t global_batch, bool full);

@@ -19,7 +19,8 @@ std::int32_t draw(std::span<const double> logits, double temperature, double u) 
   double total = 0;
   for (double l : logits) running.push_back(total += std::exp((l - greatest) / temperature));
   const auto it = std::upper_bound(running.begin(), running.end(), u * total);
-  return static_cast<std::int32_t>(std::min<std::ptrdiff_t>(it - running.begin(), static_cast<std::ptrdiff_t>(logits.size()) - 1));
+  return static_cast<std::int32_t>(
+      std::min<std::ptrdiff_t>(it - running.begin(), static_cast<std::ptrdiff_t>(logits.size()) - 1));
 }
 
 Row row_of(std::span<const std::int32_t> tokens) {
@@ -34,9 +35,11 @@ Row row_of(std::span<const std::int32_t> tokens) {
 
 }  // namespace
 
-std::string generate_text(Trainer& trainer, const std::string& prompt, std::int64_t count, double temperature, std::uint64_t seed) {
+std::string generate_text(Trainer& trainer, const std::string& prompt, std::int64_t count, double temperature,
+                          std::uint64_t seed) {
   const GptConfig& config = trainer.gpt().config();
-  if (config.vocab > 256 || prompt.empty()) throw InputError("--sample needs a byte-level model (--vocab 256 or less): tokens are printed as bytes");
+  if (config.vocab > 256 || prompt.empty())
+    throw InputError("--sample needs a byte-level model (--vocab 256 or less): tokens are printed as bytes");
   std::vector<std::int32_t> tokens;
   for (char c : prompt) tokens.push_back(static_cast<unsigned char>(c) % static_cast<std::int32_t>(config.vocab));
   Context ctx = trainer.context();

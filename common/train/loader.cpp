@@ -22,13 +22,16 @@ void Loader::start(std::span<const Row> rows, std::int64_t first_sample) {
   for (std::int64_t b = 0; b < slot.batch; ++b) {
     const Row& row = rows[static_cast<std::size_t>(b)];
     const std::int64_t at = b * slot.seq;
-    auto put = [&](int f, std::span<const std::int32_t> values) { std::copy(values.begin(), values.end(), field + f * tokens + at); };
+    auto put = [&](int f, std::span<const std::int32_t> values) {
+      std::copy(values.begin(), values.end(), field + f * tokens + at);
+    };
     put(0, row.tokens);
     put(1, row.labels);
     put(2, row.order);
     put(3, row.start);
     std::fill_n(field + 4 * tokens + at, slot.seq, static_cast<std::int32_t>(first_sample + b));
-    for (std::int64_t s = 0; s < slot.seq; ++s) field[5 * tokens + at + s] = row.order[static_cast<std::size_t>(s)] - row.start[static_cast<std::size_t>(s)];
+    for (std::int64_t s = 0; s < slot.seq; ++s)
+      field[5 * tokens + at + s] = row.order[static_cast<std::size_t>(s)] - row.start[static_cast<std::size_t>(s)];
     slot.visible_pairs += ref5d::visible_pairs(row.order, row.start, row.order, 1);
   }
   slot.device = Tensor::empty({kFields, tokens}, Dtype::kInt32, MemoryCategory::kWorkspace, copy_);
@@ -60,7 +63,8 @@ MicroBatch Loader::take(double loss_scale) {
   b.position = field(5);
   const Shape rows{b.batch, b.seq};
   b.attention = make_attention_tokens(compute_, b.order.view(rows), b.start.view(rows), b.order.view(rows));
-  if (config_.position == PositionKind::kRope) b.rope = make_rope_table(compute_, b.order, b.start, config_.head_dim(), config_.rope_theta, dtype_);
+  if (config_.position == PositionKind::kRope)
+    b.rope = make_rope_table(compute_, b.order, b.start, config_.head_dim(), config_.rope_theta, dtype_);
   return b;
 }
 

@@ -78,7 +78,8 @@ std::int64_t RunRecord::peak(MemoryCategory category) const {
   return 0;
 }
 
-RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values, const std::function<void(std::int64_t, const StepResult&)>& on_step) {
+RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values,
+                     const std::function<void(std::int64_t, const StepResult&)>& on_step) {
   RunRecord record;
   if (record_values) record.values.initial = trainer.weights();
   device().memory().reset_peaks();

@@ -19,8 +19,8 @@ struct TrainerOptions {
   StorageOptions storage;
   OptimizerOptions optimizer;
   AccumulationFaults faults;
-  std::int64_t micro_batch = 2;       // sequences per micro-batch
-  std::int64_t global_batch = 2;      // sequences per optimizer step
+  std::int64_t micro_batch = 2;   // sequences per micro-batch
+  std::int64_t global_batch = 2;  // sequences per optimizer step
   GemmKind gemm = GemmKind::kBlas;
   AttentionKind attention = AttentionKind::kFlash;
   Recompute recompute = Recompute::kNone;

@@ -47,14 +47,17 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
        fp64 ? std::vector<NamedError>{} : compare_sets(own->gradients, truth.gradients, CompareKind::kGradient)});
 
   if (fp64) {
-    add(verdict, dtype, {"parameters", compare_sets(candidate.final_weights, truth.final_weights, CompareKind::kParameter), {}});
+    add(verdict, dtype,
+        {"parameters", compare_sets(candidate.final_weights, truth.final_weights, CompareKind::kParameter), {}});
     return;
   }
   auto update = [](const RunValues& r) { return difference(r.final_weights, r.initial); };
   const NamedValues truth_update = update(truth);
   double worst_own = 0;
-  for (const NamedError& e : compare_sets(update(*own), truth_update, CompareKind::kParameter)) worst_own = std::max(worst_own, e.error.relative);
-  verdict.add_set("updates", compare_sets(update(candidate), truth_update, CompareKind::kParameter), yardstick_tolerance(dtype, worst_own));
+  for (const NamedError& e : compare_sets(update(*own), truth_update, CompareKind::kParameter))
+    worst_own = std::max(worst_own, e.error.relative);
+  verdict.add_set("updates", compare_sets(update(candidate), truth_update, CompareKind::kParameter),
+                  yardstick_tolerance(dtype, worst_own));
 }
 
 }  // namespace ref5d

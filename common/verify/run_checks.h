@@ -1,4 +1,5 @@
-// The comparison every program makes: a run against the single-device baseline from the same weights on the same global batches.
+// The comparison every program makes: a run against the single-device baseline from the same weights on the same global
+// batches.
 #pragma once
 
 #include <vector>
@@ -10,16 +11,18 @@ namespace ref5d {
 
 // What is compared of a run.
 struct RunValues {
-  std::vector<double> losses, grad_norms;           // of each step
-  NamedValues initial, gradients, final_weights;    // gradients: of the first step, before clipping
+  std::vector<double> losses, grad_norms;         // of each step
+  NamedValues initial, gradients, final_weights;  // gradients: of the first step, before clipping
 };
 
-// Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to every parameter.
+// Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to
+// every parameter.
 //   fp64: against the fp64 baseline, within 1e-11; parameters after the last step.
-//   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error against the truth may be 3
-//   times own's. Parameters are compared by their update (final - initial), since an unchanged weight would hide a missing one. An update's
-//   yardstick is own's worst over all tensors: Adam divides a gradient by its magnitude, so almost all of an update's rounding error sits in the few
-//   elements of the model whose gradient is near epsilon (d/dg g/(|g|+eps) = eps/(|g|+eps)^2), and which tensor they fall in is chance.
+//   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error
+//   against the truth may be 3 times own's. Parameters are compared by their update (final - initial), since an unchanged
+//   weight would hide a missing one. An update's yardstick is own's worst over all tensors: Adam divides a gradient by its
+//   magnitude, so almost all of an update's rounding error sits in the few elements of the model whose gradient is near epsilon
+//   (d/dg g/(|g|+eps) = eps/(|g|+eps)^2), and which tensor they fall in is chance.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 
 }  // namespace ref5d

@@ -60,7 +60,9 @@ struct Group {
   const char* prefix;
   CompareKind kind;
 };
-constexpr Group kGroups[] = {{"hidden/", CompareKind::kActivation}, {"logits", CompareKind::kActivation}, {"grad/", CompareKind::kGradient},
+constexpr Group kGroups[] = {{"hidden/", CompareKind::kActivation},
+                             {"logits", CompareKind::kActivation},
+                             {"grad/", CompareKind::kGradient},
                              {"final/", CompareKind::kParameter}};
 constexpr const char* kSeries[] = {"loss", "grad_norm", "step_loss"};
 
@@ -72,7 +74,8 @@ GoldenCase read_golden(const std::string& name) {
   for (const auto& n : file.names()) g.tensors[n] = file.read(n);
   const Json c = Json::parse(file.metadata().at("config"));
   g.model = model_of(c);
-  g.optimizer.adamw = {c.at("lr").as_double(), c.at("beta1").as_double(), c.at("beta2").as_double(), c.at("eps").as_double(), c.at("weight_decay").as_double()};
+  g.optimizer.adamw = {c.at("lr").as_double(), c.at("beta1").as_double(), c.at("beta2").as_double(), c.at("eps").as_double(),
+                       c.at("weight_decay").as_double()};
   g.optimizer.clip = c.at("clip").as_double();
   g.micro_batch = c.at("micro_batch").as_int();
   g.batch = c.at("batch").as_int();
@@ -117,9 +120,11 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype) {
     } else {
       verdict.add_set(group, errors, yardstick_tolerances(dtype, own_errors));
       // The yardstick itself must be of its dtype's quality, or it would excuse anything.
-      // Weights after Adam are wider: where a gradient is zero in exact arithmetic (a key's bias), Adam scales up its rounding to the learning rate.
+      // Weights after Adam are wider: where a gradient is zero in exact arithmetic (a key's bias), Adam scales up its rounding
+      // to the learning rate.
       const bool weights = std::string_view(group) == "final/";
-      verdict.add_set(std::string(group) + " of the whole batch", own_errors, dtype == Dtype::kFp32 ? (weights ? 2e-3 : 2e-5) : 5e-2);
+      verdict.add_set(std::string(group) + " of the whole batch", own_errors,
+                      dtype == Dtype::kFp32 ? (weights ? 2e-3 : 2e-5) : 5e-2);
     }
   };
   for (const Group& g : kGroups) {
@@ -128,7 +133,8 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype) {
         fp64 ? std::vector<NamedError>{} : compare_sets(with_prefix(own, g.prefix), expected, g.kind));
   }
   for (const char* name : kSeries) {
-    add(name, compare_series(run.at(name), truth.at(name)), fp64 ? std::vector<NamedError>{} : compare_series(own.at(name), truth.at(name)));
+    add(name, compare_series(run.at(name), truth.at(name)),
+        fp64 ? std::vector<NamedError>{} : compare_series(own.at(name), truth.at(name)));
   }
   return verdict;
 }

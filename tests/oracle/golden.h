@@ -19,11 +19,12 @@ struct GoldenCase {
 
 [[nodiscard]] GoldenCase read_golden(const std::string& name);
 
-// What a run made of the case, under the golden file's names: hidden/I, logits, loss, grad_norm, step_loss, grad/NAME, final/NAME.
+// What a run made of the case, under the golden file's names: hidden/I, logits, loss, grad_norm, step_loss, grad/NAME,
+// final/NAME.
 [[nodiscard]] NamedValues run_case(const GoldenCase& golden, Dtype dtype, std::int64_t micro_batch);
 
-// Checks of a run in `dtype` with the case's micro-batches against the golden values: within 1e-11 in fp64; in fp32 and bf16 within 3 times the error
-// that the whole batch at once has in the same dtype.
+// Checks of a run in `dtype` with the case's micro-batches against the golden values: within 1e-11 in fp64; in fp32 and bf16
+// within 3 times the error that the whole batch at once has in the same dtype.
 [[nodiscard]] Verdict check_golden(const GoldenCase& golden, Dtype dtype);
 
 }  // namespace ref5d::testing

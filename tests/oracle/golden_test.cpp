@@ -1,7 +1,8 @@
-// PyTorch's values, which no code of this suite produced: hidden states, logits, losses, gradients, their norm, and three AdamW steps.
-#include <gtest/gtest.h>
-
+// PyTorch's values, which no code of this suite produced: hidden states, logits, losses, gradients, their norm, and three AdamW
+// steps.
 #include "tests/oracle/golden.h"
+
+#include <gtest/gtest.h>
 
 namespace ref5d::testing {
 namespace {
@@ -17,7 +18,9 @@ TEST_P(Golden, EverythingAgrees) {
   for (const Check& c : verdict.checks()) EXPECT_TRUE(c.pass) << c.name << ": " << c.value << " is beyond " << c.tolerance;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Golden, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::Values(Dtype::kFp64, Dtype::kFp32, Dtype::kBf16)),
+INSTANTIATE_TEST_SUITE_P(Cases, Golden,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::Values(Dtype::kFp64, Dtype::kFp32, Dtype::kBf16)),
                          [](const auto& test) { return std::get<0>(test.param) + "_" + dtype_name(std::get<1>(test.param)); });
 
 // One changed digit anywhere must be noticed: in fp64 the sixth, in the lower precisions the first.
@@ -26,13 +29,15 @@ class ChangedDigit : public ::testing::TestWithParam<Dtype> {};
 TEST_P(ChangedDigit, IsNoticed) {
   const Dtype dtype = GetParam();
   const GoldenCase golden = read_golden("llama");
-  for (const char* name : {"hidden/1", "logits", "loss", "grad_norm", "step_loss", "grad/model.layers.0.self_attn.q_proj.weight", "grad/model.norm.weight",
-                           "final/model.embed_tokens.weight", "init/model.layers.1.mlp.up_proj.weight"}) {
+  for (const char* name :
+       {"hidden/1", "logits", "loss", "grad_norm", "step_loss", "grad/model.layers.0.self_attn.q_proj.weight",
+        "grad/model.norm.weight", "final/model.embed_tokens.weight", "init/model.layers.1.mlp.up_proj.weight"}) {
     GoldenCase changed = golden;
     HostTensor& t = changed.tensors.at(name);
     std::vector<double> values = t.to_doubles();
     // The greatest element, so that the change is a share of the tensor.
-    auto greatest = std::max_element(values.begin(), values.end(), [](double a, double b) { return std::abs(a) < std::abs(b); });
+    auto greatest =
+        std::max_element(values.begin(), values.end(), [](double a, double b) { return std::abs(a) < std::abs(b); });
     *greatest *= dtype == Dtype::kFp64 ? 1.000001 : 3.0;
     t = HostTensor::from_doubles(values, t.shape, t.dtype);
     EXPECT_FALSE(check_golden(changed, dtype).pass()) << name << " was changed and nothing noticed";

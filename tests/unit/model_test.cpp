@@ -32,7 +32,8 @@ std::vector<Row> some_rows(const GptConfig& c, std::int64_t count, unsigned seed
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::int64_t t = 0; t < c.seq; ++t) {
       rows[r].tokens.push_back(static_cast<std::int32_t>(generator() % static_cast<unsigned>(c.vocab)));
-      rows[r].labels.push_back(generator() % (r + 2) == 0 ? kIgnoreLabel : static_cast<std::int32_t>(generator() % static_cast<unsigned>(c.vocab)));
+      rows[r].labels.push_back(
+          generator() % (r + 2) == 0 ? kIgnoreLabel : static_cast<std::int32_t>(generator() % static_cast<unsigned>(c.vocab)));
       rows[r].order.push_back(static_cast<std::int32_t>(t));
       rows[r].start.push_back(r == 0 && t >= 3 ? 3 : 0);
     }
@@ -56,7 +57,8 @@ NamedValues gradients_of(const TrainerOptions& o, const Dataset& data) {
 }
 
 void expect_equal(const NamedValues& a, const NamedValues& b, double tolerance) {
-  for (const NamedError& e : compare_sets(a, b, CompareKind::kGradient)) EXPECT_LE(e.error.relative, tolerance) << e.name << " " << e.note;
+  for (const NamedError& e : compare_sets(a, b, CompareKind::kGradient))
+    EXPECT_LE(e.error.relative, tolerance) << e.name << " " << e.note;
 }
 
 class Variants : public ::testing::TestWithParam<std::string> {};
@@ -123,8 +125,8 @@ TEST_P(Variants, ParameterCountIsTheClosedForm) {
   EXPECT_EQ(n, c.parameter_count());
 }
 
-// A model cut in two stages and joined again gives the gradients of the whole: the seam that pipelines use. Two micro-batches are in flight at once, and
-// weight gradients are put off to the end.
+// A model cut in two stages and joined again gives the gradients of the whole: the seam that pipelines use. Two micro-batches
+// are in flight at once, and weight gradients are put off to the end.
 TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
   GptConfig c = variant(GetParam());
   const std::vector<Row> rows = some_rows(c, 2);
@@ -192,11 +194,12 @@ TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Variants,
-                         ::testing::Values("llama", "llama_qk_norm", "llama_tied", "llama_biases", "llama_dropout", "gpt2", "gpt2_untied", "gpt2_dropout"),
+                         ::testing::Values("llama", "llama_qk_norm", "llama_tied", "llama_biases", "llama_dropout", "gpt2",
+                                           "gpt2_untied", "gpt2_dropout"),
                          [](const auto& test) { return test.param; });
 
-// T1: rows with 5, 0, 1 and 2 labels in four micro-batches. Every label counts 1/8, whatever micro-batch it is in; the mean of the micro-batches' own means
-// is something else.
+// T1: rows with 5, 0, 1 and 2 labels in four micro-batches. Every label counts 1/8, whatever micro-batch it is in; the mean of
+// the micro-batches' own means is something else.
 TEST(LawOfGradients, P01_T1_LabelsCountEqually) {
   const GptConfig c = small();
   std::vector<Row> rows = some_rows(c, 4);
@@ -219,7 +222,8 @@ TEST(LawOfGradients, P01_T1_LabelsCountEqually) {
   TrainerOptions wrong = options_for(c, 4, 1);
   wrong.faults.mean_of_means = true;
   double worst = 0;
-  for (const NamedError& e : compare_sets(gradients_of(wrong, data), expected, CompareKind::kGradient)) worst = std::max(worst, e.error.relative);
+  for (const NamedError& e : compare_sets(gradients_of(wrong, data), expected, CompareKind::kGradient))
+    worst = std::max(worst, e.error.relative);
   EXPECT_GT(worst, 0.1);
 }
 
@@ -282,8 +286,8 @@ TEST(LawOfGradients, P45_LengthsMayDiffer) {
   expect_equal(sums(both, 2), added, 1e-12);
 }
 
-// P28: a packed [q|k|v] weight of unequal widths, cut by segments and pasted together again, is itself; and a shard initialised on its own holds the
-// values that the whole has there.
+// P28: a packed [q|k|v] weight of unequal widths, cut by segments and pasted together again, is itself; and a shard initialised
+// on its own holds the values that the whole has there.
 TEST(Placing, P28_SegmentsRoundTrip) {
   for (int dim : {0, 1}) {
     const Shape global = dim == 0 ? Shape{24, 5} : Shape{5, 24};

@@ -20,6 +20,9 @@ namespace ref5d::gemm_backend {
 namespace {
 
 constexpr std::int64_t kRowBlock = 12;
+// Where columns are shared out: pieces of about this width. Their number depends on the product alone, since a cut can change
+// bits.
+constexpr std::int64_t kPieceWidth = 320;
 // OpenBLAS begins afresh after about 15000 rows (its buffer's size), not at a multiple of 12.
 constexpr std::int64_t kRowsPerCall = 512 * kRowBlock;
 
@@ -52,13 +55,30 @@ struct Product {
 
   [[nodiscard]] std::int64_t blocks() const {
     std::int64_t total = 0;
-    for (const auto& p : parts) total += p.rows / kRowBlock;
+    for (const auto& p : parts) total += (p.rows + kRowBlock - 1) / kRowBlock;
     return total;
+  }
+  // Every thread packs what it reads of B. A weight gradient is short and wide with a long sum (its K is the tokens): there
+  // packing B twice would cost a third of the product, so its columns are shared out instead of its rows.
+  [[nodiscard]] bool by_columns() const { return ta == CblasTrans && n >= 128 && n >= parts.front().rows; }
+  [[nodiscard]] std::int64_t pieces() const { return std::max<std::int64_t>(2, (n + kPieceWidth / 2) / kPieceWidth); }
+  [[nodiscard]] std::int64_t shares() const { return by_columns() ? pieces() : blocks(); }
+  // Computes the shares from begin to end.
+  void run_shares(std::int64_t begin, std::int64_t end) const {
+    if (!by_columns()) return run(begin, end);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = n * i / pieces(), last = n * (i + 1) / pieces();
+      Product piece = *this;
+      piece.n = static_cast<int>(last - first);
+      piece.b = b + (tb == CblasTrans ? first * ldb : first);
+      for (auto& p : piece.parts) p.c += first;
+      piece.run(0, piece.blocks());
+    }
   }
   // Computes the blocks of rows from begin to end, counted over all parts.
   void run(std::int64_t begin, std::int64_t end) const {
     for (const RowsOfC<T>& p : parts) {
-      const std::int64_t of_part = p.rows / kRowBlock, last = std::min(end, of_part) * kRowBlock;
+      const std::int64_t of_part = (p.rows + kRowBlock - 1) / kRowBlock, last = std::min(p.rows, end * kRowBlock);
       for (std::int64_t row = std::max<std::int64_t>(begin, 0) * kRowBlock; row < last; row += kRowsPerCall) {
         const int rows = static_cast<int>(std::min(kRowsPerCall, last - row));
         const T* a = p.a + (ta == CblasTrans ? row : row * p.lda);
@@ -98,13 +118,13 @@ void enqueue_product(Stream& stream, Transpose ta, Transpose tb, double alpha, s
     product.parts.push_back({p.a.data<T>(), p.c.data<T>(), p.c.dim(0), leading_dim(p.a), leading_dim(p.c)});
   static const std::string kName = "gemm";
   cpu::enqueue(stream, kName, [product = std::move(product)] {
-    const std::int64_t blocks = product.blocks();
-    const int threads = static_cast<int>(std::min<std::int64_t>(blocks, cpu::kernel_threads()));
+    const std::int64_t shares = product.shares();
+    const int threads = static_cast<int>(std::min<std::int64_t>(shares, cpu::kernel_threads()));
 #pragma omp parallel num_threads(threads)
     {
       use_one_blas_thread();
 #pragma omp for schedule(static, 1)
-      for (int t = 0; t < threads; ++t) product.run(blocks * t / threads, blocks * (t + 1) / threads);
+      for (int t = 0; t < threads; ++t) product.run_shares(shares * t / threads, shares * (t + 1) / threads);
     }
   });
 }
