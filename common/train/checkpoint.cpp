@@ -1,7 +1,10 @@
 #include "common/train/checkpoint.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 
 #include "common/device/error.h"
@@ -17,7 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors", *kState = "state.json",
-                     *kLatest = "latest";
+                     *kLatest = "latest", *kPartial = ".partial.";
 
 // A folder that is removed again unless keep() is called.
 class TemporaryFolder {
@@ -117,8 +120,33 @@ void remove_replaced(const fs::path& dir, const std::string& step, const std::st
   }
 }
 
-std::int64_t read_step(const std::string& state_path) {
-  const Json state = Json::parse(read_file(state_path), state_path);
+// Takes away what processes that were killed while they saved have left.
+void remove_abandoned(const fs::path& dir) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t at = name.rfind(kPartial);
+    if (!name.starts_with("step_") || at == std::string::npos) continue;
+    const int pid = std::atoi(name.c_str() + at + std::string_view(kPartial).size());
+    if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), error);
+  }
+}
+
+// The samples and the dropout masks of the steps to come follow from the seed and the batch: with others the run would not
+// continue, but be another.
+void check_same_run(const Json& state, const std::string& state_path, const TrainerOptions& options) {
+  const std::pair<const char*, std::int64_t> kept[] = {{"seed", static_cast<std::int64_t>(options.storage.seed)},
+                                                       {"global_batch", options.global_batch}};
+  for (const auto& [key, now] : kept) {
+    const Json* then = state.find(key);
+    if (then != nullptr && then->is_int() && then->as_int() != now) {
+      throw InputError(state_path + " is of a run with " + key + " " + std::to_string(then->as_int()) + ", not " +
+                       std::to_string(now) + "; resume with the same --seed and the same micro-batch x grad-accum");
+    }
+  }
+}
+
+std::int64_t read_step(const Json& state, const std::string& state_path) {
   const Json* step = state.find("step");
   if (step == nullptr || !step->is_int() || step->as_int() < 0) {
     throw InputError(state_path + ": \"step\" must be the number of steps taken, a whole number of at least 0");
@@ -130,21 +158,28 @@ std::int64_t read_step(const std::string& state_path) {
 
 void save(Trainer& trainer, const std::string& dir) {
   const std::string step = "step_" + std::to_string(trainer.steps_taken());
-  TemporaryFolder folder(fs::path(dir) / (step + ".partial." + std::to_string(getpid())));
+  TemporaryFolder folder(fs::path(dir) / (step + kPartial + std::to_string(getpid())));
   write_safetensors(folder.file(kModel), exact_weights(trainer));
   write_safetensors(folder.file(kOptimizer), moments(trainer));
-  Json state = Json::object({{"step", trainer.steps_taken()}, {"model", trainer.gpt().config().preset}});
+  const Json state = Json::object({{"step", trainer.steps_taken()},
+                                   {"model", trainer.gpt().config().preset},
+                                   {"seed", trainer.options().storage.seed},
+                                   {"global_batch", trainer.options().global_batch}});
   write_file(folder.file(kState), state.dump(2) + "\n");
   const std::string name = unused_name(dir, step);
   folder.rename_to(fs::path(dir) / name);
   write_file((fs::path(dir) / kLatest).string(), name + "\n");  // syncs the folder, the rename included
   folder.keep();
   remove_replaced(dir, step, name);
+  remove_abandoned(dir);
 }
 
 void resume(Trainer& trainer, const std::string& dir) {
   const fs::path checkpoint = newest_checkpoint(dir);
-  const std::int64_t step = read_step((checkpoint / kState).string());
+  const std::string state_path = (checkpoint / kState).string();
+  const Json state = Json::parse(read_file(state_path), state_path);
+  const std::int64_t step = read_step(state, state_path);
+  check_same_run(state, state_path, trainer.options());
   load_weights(trainer.gpt(), (checkpoint / kModel).string(), trainer.stream());
   const SafetensorsFile moments((checkpoint / kOptimizer).string());
   for (const auto& s : trainer.optimizer().states()) {

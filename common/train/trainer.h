@@ -47,6 +47,7 @@ class Trainer {
   void accumulate();
   void update() { optimizer_->step(stream_); }
 
+  [[nodiscard]] const TrainerOptions& options() const { return options_; }
   [[nodiscard]] Gpt& gpt() { return gpt_; }
   [[nodiscard]] Optimizer& optimizer() { return *optimizer_; }
   [[nodiscard]] Context& context() { return context_; }

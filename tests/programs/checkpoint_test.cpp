@@ -1,5 +1,6 @@
 // --save and --resume: exact continuation, damaged checkpoints, failed and interrupted saves.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -55,6 +56,25 @@ TEST(Checkpoint, SavingAgainAfterResumingContinuesTheCount) {
   expect_ok(run_tiny(quiet("--steps 1 --resume " + ck + "/step_1")));  // an older one, by its own name
 }
 
+TEST(Checkpoint, AnotherSeedOrBatchIsAnotherRun) {
+  const TempDir dir;
+  const std::string ck = dir.path("ck");
+  expect_ok(run_tiny(quiet("--steps 1 --save " + ck)));
+  for (const char* flags : {"--seed 77", "--grad-accum 9"}) {
+    expect_one_error(run_tiny(quiet("--steps 1 --resume " + ck + " " + flags)), 2, {"state.json"});
+  }
+}
+
+TEST(Checkpoint, WhatKilledSavesLeftIsTakenAway) {
+  const TempDir dir;
+  const std::string ck = dir.path("ck");
+  fs::create_directories(ck + "/step_1.partial.999999999");  // no process has this number
+  fs::create_directories(ck + "/step_1.partial." + std::to_string(getpid()));
+  expect_ok(run_tiny(quiet("--steps 1 --save " + ck)));
+  EXPECT_FALSE(fs::exists(ck + "/step_1.partial.999999999"));
+  EXPECT_TRUE(fs::exists(ck + "/step_1.partial." + std::to_string(getpid()))) << "its owner still runs";
+}
+
 TEST(Checkpoint, ResumedRunsVerify) {
   const TempDir dir;
   for (const char* flags : {"--dtype fp64", "--dtype fp32", "--dtype bf16"}) {
@@ -73,7 +93,7 @@ TEST(Checkpoint, TheSameStepSavedAgainReplacesItself) {
   EXPECT_EQ(std::count_if(fs::directory_iterator(ck), fs::directory_iterator(), [](const auto& e) { return e.is_directory(); }),
             1);
   EXPECT_TRUE(newest.starts_with("step_2")) << newest;
-  expect_ok(run_tiny(quiet("--dump " + dir.path("resumed") + " --resume " + ck)));
+  expect_ok(run_tiny(quiet("--seed 3 --dump " + dir.path("resumed") + " --resume " + ck)));
   expect_ok(run_tiny(quiet("--seed 3 --dump " + dir.path("straight"))));
   expect_identical(with_prefix(read_tensors(dir.path("straight")), "final/"),
                    with_prefix(read_tensors(dir.path("resumed")), "init/"));
