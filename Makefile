@@ -95,7 +95,7 @@ PARALLEL := $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
 run: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
-	$(BUILD)/01_grad_accum --model tiny --steps 200 --sample 300
+	$(BUILD)/01_grad_accum --model tiny --steps 400 --sample 300
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all $(TESTS)

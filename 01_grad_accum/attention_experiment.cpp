@@ -25,7 +25,7 @@ RunRecord one_layer_run(const Options& given, std::int64_t seq, AttentionKind ki
   t.attention = kind;
   const Dataset data(dataset_options(options, model));
   Trainer trainer(t, data);
-  return record_run(trainer, 3, false);
+  return record_run(trainer, 3, 0);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "common/app/output.h"
 #include "common/app/program.h"
 #include "common/app/settings.h"
@@ -27,20 +29,22 @@ RunRecord run_baseline(const Options& options, const GptConfig& model, const Dat
   big.attention = AttentionKind::kFlash;
   Trainer trainer(big, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
-  const StepPrinter printer(options.steps, options.quiet);
-  RunRecord record = record_run(trainer, options.steps, true, [&](std::int64_t step, const StepResult& r) {
+  const std::int64_t steps = std::min(options.steps, options.verify_steps);
+  const StepPrinter printer(steps, options.quiet);
+  RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
     printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
   });
   printer.done();
   return record;
 }
 
-RunRecord run_micro_batches(const Options& options, const TrainerOptions& settings, const Dataset& data, bool record_values) {
+RunRecord run_micro_batches(const Options& options, const TrainerOptions& settings, const Dataset& data,
+                            std::int64_t compared) {
   Trainer trainer(settings, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
   RunOutputs outputs(trainer, data, options, settings.global_batch);
   const StepPrinter printer(options.steps, options.quiet);
-  RunRecord record = record_run(trainer, options.steps, record_values, [&](std::int64_t step, const StepResult& r) {
+  RunRecord record = record_run(trainer, options.steps, compared, [&](std::int64_t step, const StepResult& r) {
     outputs.after_step(step, r);
     printer.step(step, r);
   });
@@ -109,12 +113,12 @@ Report run(const Options& options, const Sabotage* sabotage) {
     const RunRecord truth = run_baseline(options, model, data, Dtype::kFp64);
     const bool fp64 = options.dtype == Dtype::kFp64;
     const RunRecord own = fp64 ? RunRecord{} : run_baseline(options, model, data, options.dtype);
-    record = run_micro_batches(options, settings, data, true);
+    record = run_micro_batches(options, settings, data, options.verify_steps);
     check_run(verdict, options.dtype, record.values, truth.values, fp64 ? nullptr : &own.values);
     report.baseline_loss = truth.values.losses;
     claim_memory(verdict, record, fp64 ? truth : own, options);
   } else {
-    record = run_micro_batches(options, settings, data, false);
+    record = run_micro_batches(options, settings, data, 0);
   }
   claim_bytes_per_parameter(verdict, record, options, model);
   fill_report(report, record, verdict);

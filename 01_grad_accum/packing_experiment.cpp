@@ -31,7 +31,7 @@ Outcome train(Options options, const char* documents) {
   for (std::int64_t i = 0; i < data.rows(); ++i) rows.push_back(data.row(i));
   o.stats = packing_stats(rows);
   Trainer trainer(trainer_options(options, model), data);
-  o.record = record_run(trainer, 8, false);
+  o.record = record_run(trainer, 8, 0);
   return o;
 }
 

@@ -61,6 +61,7 @@ void add_numerics_flags(CommandLine& line, Options& o) {
 void add_output_flags(CommandLine& line, Options& o) {
   line.group("Checks");
   line.add_switch("--verify", o.verify, "train the single-device baseline too and compare everything");
+  line.add_option("--verify-steps", o.verify_steps, "at most this many steps are compared; later ones are chaotic", kCount);
   line.add_flag("--check-order", o.check_order, "compare the order of communication calls over all ranks");
   line.add_option("--sabotage", o.sabotage, "plant a classic mistake, which must be noticed; 'list' prints them", "NAME");
   line.group("Output");
@@ -125,7 +126,8 @@ ValueList to_config(const Options& o) {
   list.emplace_back("comm", o.comm);
   list.emplace_back("reduce-dtype", std::string(dtype_name(o.reduce_dtype)));
   put_optional(list, "ranks-per-node", o.ranks_per_node);
-  list.insert(list.end(), {{"timeout", o.timeout}, {"verify", o.verify}, {"check-order", o.check_order}});
+  list.insert(list.end(),
+              {{"timeout", o.timeout}, {"verify", o.verify}, {"verify-steps", o.verify_steps}, {"check-order", o.check_order}});
   put_text(list, "sabotage", o.sabotage);
   put_text(list, "json", o.json);
   put_text(list, "trace", o.trace);

@@ -51,6 +51,9 @@ struct Options {
 
   // Checks.
   bool verify = true;
+  // Steps that are compared with the baseline. Training is chaotic: rounding grows with every step, so a comparison of late
+  // steps says nothing about the arithmetic.
+  std::int64_t verify_steps = 20;
   bool check_order = false;
   std::string sabotage;  // empty: none
 

@@ -78,7 +78,7 @@ void RunOutputs::finish(const RunRecord& record) {
   }
   if (dump_) {
     const GptConfig& c = trainer_.gpt().config();
-    write_safetensors(options_.dump, dump_->finish(record.values.losses),
+    write_safetensors(options_.dump, dump_->finish(record.losses()),
                       {{"format", "pt"},
                        {"program", "ref5d"},
                        {"version", kVersion},
@@ -117,7 +117,7 @@ Report new_report(const std::string& program, const Options& options, const GptC
 }
 
 void fill_report(Report& report, const RunRecord& record, const Verdict& verdict) {
-  report.loss = record.values.losses;
+  report.loss = record.losses();
   report.checks = verdict.checks();
   report.claims = verdict.claims();
   for (std::size_t c = 0; c < record.peak_bytes.size(); ++c) {

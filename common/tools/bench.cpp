@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
     const StepPrinter printer(options.steps, options.quiet);
     for (int warm = 0; warm < 2; ++warm) (void)trainer.step();
     const RunRecord run =
-        record_run(trainer, options.steps, false, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
+        record_run(trainer, options.steps, 0, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
 
     device().profiler().start();
     constexpr std::int64_t kProfiled = 3;

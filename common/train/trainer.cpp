@@ -63,6 +63,12 @@ NamedValues Trainer::weights() {
   return values;
 }
 
+std::vector<double> RunRecord::losses() const {
+  std::vector<double> all;
+  for (const StepResult& r : steps) all.push_back(r.loss);
+  return all;
+}
+
 double RunRecord::median_step_ms() const {
   if (steps.empty()) return 0;
   std::vector<double> ms;
@@ -78,20 +84,21 @@ std::int64_t RunRecord::peak(MemoryCategory category) const {
   return 0;
 }
 
-RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values,
+RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared,
                      const std::function<void(std::int64_t, const StepResult&)>& on_step) {
   RunRecord record;
-  if (record_values) record.values.initial = trainer.weights();
+  if (compared > 0) record.values.initial = trainer.weights();
   device().memory().reset_peaks();
   for (std::int64_t s = 0; s < steps; ++s) {
     device().flops().reset();
     record.steps.push_back(trainer.step());
-    record.values.losses.push_back(record.steps.back().loss);
-    record.values.grad_norms.push_back(record.steps.back().grad_norm);
-    if (s == 0) {
-      record.flops_per_step = device().flops();
-      if (record_values) record.values.gradients = trainer.gradients();
+    if (s == 0) record.flops_per_step = device().flops();
+    if (s == 0 && compared > 0) record.values.gradients = trainer.gradients();
+    if (s < compared) {
+      record.values.losses.push_back(record.steps.back().loss);
+      record.values.grad_norms.push_back(record.steps.back().grad_norm);
     }
+    if (s + 1 == std::min(steps, compared)) record.values.final_weights = trainer.weights();
     if (on_step) on_step(s, record.steps.back());
   }
   for (int c = 0; c < kMemoryCategories; ++c) {
@@ -100,7 +107,6 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, bool record_values,
     record.current_bytes.emplace_back(category, device().memory().current(category));
   }
   record.total_peak_bytes = device().memory().total_peak();
-  if (record_values) record.values.final_weights = trainer.weights();
   return record;
 }
 

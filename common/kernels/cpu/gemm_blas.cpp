@@ -20,6 +20,8 @@ namespace ref5d::gemm_backend {
 namespace {
 
 constexpr std::int64_t kRowBlock = 12;
+// Less than some 40 us of work: waking another thread would take as long.
+constexpr double kFlopsWorthSharing = 3e6;
 // Where columns are shared out: pieces of about this width. Their number depends on the product alone, since a cut can change
 // bits.
 constexpr std::int64_t kPieceWidth = 320;
@@ -58,9 +60,10 @@ struct Product {
     for (const auto& p : parts) total += (p.rows + kRowBlock - 1) / kRowBlock;
     return total;
   }
+  [[nodiscard]] double flops() const { return 2.0 * static_cast<double>(blocks() * kRowBlock) * n * k; }
   // Every thread packs what it reads of B. A weight gradient is short and wide with a long sum (its K is the tokens): there
   // packing B twice would cost a third of the product, so its columns are shared out instead of its rows.
-  [[nodiscard]] bool by_columns() const { return ta == CblasTrans && n >= 128 && n >= parts.front().rows; }
+  [[nodiscard]] bool by_columns() const { return ta == CblasTrans && n >= 128 && n > parts.front().rows; }
   [[nodiscard]] std::int64_t pieces() const { return std::max<std::int64_t>(2, (n + kPieceWidth / 2) / kPieceWidth); }
   [[nodiscard]] std::int64_t shares() const { return by_columns() ? pieces() : blocks(); }
   // Computes the shares from begin to end.
@@ -119,7 +122,8 @@ void enqueue_product(Stream& stream, Transpose ta, Transpose tb, double alpha, s
   static const std::string kName = "gemm";
   cpu::enqueue(stream, kName, [product = std::move(product)] {
     const std::int64_t shares = product.shares();
-    const int threads = static_cast<int>(std::min<std::int64_t>(shares, cpu::kernel_threads()));
+    const bool worth_sharing = product.flops() >= kFlopsWorthSharing;
+    const int threads = worth_sharing ? static_cast<int>(std::min<std::int64_t>(shares, cpu::kernel_threads())) : 1;
 #pragma omp parallel num_threads(threads)
     {
       use_one_blas_thread();
