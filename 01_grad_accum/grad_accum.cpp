@@ -67,7 +67,7 @@ void claim_memory(Verdict& verdict, const RunRecord& run, const RunRecord& big, 
   verdict.claim(make_claim("activations held after the last micro-batch", 0, static_cast<double>(left), 0, "bytes"));
 }
 
-// Bytes per parameter by category, exactly (DESIGN section 4).
+// Bytes per parameter by category, exactly.
 void claim_bytes_per_parameter(Verdict& verdict, const RunRecord& run, const Options& options, const GptConfig& model) {
   const auto n = static_cast<double>(model.parameter_count());
   const bool bf16 = options.dtype == Dtype::kBf16;

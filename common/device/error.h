@@ -1,4 +1,4 @@
-// The two kinds of failure a program ends with, and their exit statuses (DESIGN: 0 holds, 1 a check failed).
+// The two kinds of failure a program ends with, and their exit statuses (0: everything holds, 1: a check failed).
 #pragma once
 
 #include <stdexcept>

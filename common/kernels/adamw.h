@@ -7,7 +7,7 @@ namespace ref5d {
 
 struct AdamwOptions {
   double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  // Where epsilon stands. Only kOutside is right; the others exist to show what they break (PITFALLS P16).
+  // Where epsilon stands. Only kOutside is right; the others exist to show what they break (pitfall P16).
   enum class Epsilon { kOutside, kInsideRoot, kBeforeCorrection } epsilon = Epsilon::kOutside;
 };
 

@@ -84,7 +84,7 @@ class WeightGrads {
   std::vector<Work> queue_;
 };
 
-// Sees tensors as they are computed: for dumps and for tests. Names are those of DESIGN's dump: hidden/I, logits, sub/I/q, ...
+// Sees tensors as they are computed: for dumps and for tests. Names are those of a dump file: hidden/I, logits, sub/I/q, ...
 class Probe {
  public:
   virtual ~Probe() = default;
@@ -112,7 +112,7 @@ struct Context {
   WeightGrads* weight_grads = nullptr;
   Probe* probe = nullptr;
   bool recomputing = false;          // forward runs a second time: nothing is observed
-  std::uint32_t redraw_dropout = 0;  // a fault to show (PITFALLS P27): recomputation draws another mask
+  std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27): recomputation draws another mask
 
   [[nodiscard]] Tensor activation(Shape shape) const {
     return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream);

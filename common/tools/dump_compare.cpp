@@ -241,7 +241,8 @@ int run_compare(int argc, const char* const* argv, std::FILE* out, std::FILE* er
   if (line.parse(argc, argv, out) == ParseOutcome::kEnd) return kExitOk;
   if (settings.bitwise && settings.tolerance)
     throw InputError("--bitwise and --tolerance contradict each other; give one of them");
-  const DumpComparison comparison = compare_dumps(SafetensorsFile(a), SafetensorsFile(b), settings);
+  const SafetensorsFile file_a(a), file_b(b);
+  const DumpComparison comparison = compare_dumps(file_a, file_b, settings);
   fmt::print(out, "A: {}\nB: {} (the reference)\n{}", a, b, comparison_text(comparison, all));
   const bool departs =
       std::any_of(comparison.rows.begin(), comparison.rows.end(), [](const TensorComparison& r) { return r.departs; });

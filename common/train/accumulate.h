@@ -9,7 +9,7 @@ namespace ref5d {
 
 // Mistakes that training codes have made, to show that the checks notice (--sabotage).
 struct AccumulationFaults {
-  bool mean_of_means = false;         // each micro-batch's own mean, averaged over micro-batches (PITFALLS P01)
+  bool mean_of_means = false;         // each micro-batch's own mean, averaged over micro-batches (pitfall P01)
   bool mean_per_micro_batch = false;  // each micro-batch's own mean, not divided by their number
   bool keep_gradients = false;        // gradients are not zeroed between steps
 };

@@ -11,7 +11,7 @@ namespace ref5d {
 struct OptimizerOptions {
   AdamwOptions adamw;
   double clip = 1.0;        // largest gradient norm; 0: no clipping
-  bool decay_all = false;   // a fault to show (PITFALLS P15): norms and biases decay too
+  bool decay_all = false;   // a fault to show (pitfall P15): norms and biases decay too
   bool keep_master = true;  // false, a fault to show (P14): the master is rebuilt from the bf16 weight before each update
 };
 

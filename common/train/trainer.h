@@ -25,7 +25,7 @@ struct TrainerOptions {
   AttentionKind attention = AttentionKind::kFlash;
   Recompute recompute = Recompute::kNone;
   bool fused = true;
-  std::uint32_t redraw_dropout = 0;  // a fault to show (PITFALLS P27)
+  std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27)
   std::string load;                  // weights to start from; empty: the init rule
 };
 

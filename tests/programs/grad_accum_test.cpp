@@ -54,7 +54,7 @@ TEST(GradAccum, Fp64MicroBatchesEqualOneBigBatch) {
   EXPECT_TRUE(activations);
 }
 
-// DESIGN's schema, read as another program would read it.
+// The documented schema, read as another program would read it.
 TEST(GradAccum, ReportHasEveryField) {
   const TempDir dir;
   const Outcome run = run_tiny("--dtype bf16 --sabotage no-division --experiment batch --quiet --json " + dir.path("r.json"));
