@@ -14,6 +14,9 @@ namespace ref5d {
 class Loader {
  public:
   Loader(const GptConfig& config, Dtype dtype, Stream& compute);
+  ~Loader();  // waits for a copy that is under way: it reads the slots' memory
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
 
   // Starts copying rows (all of one length) on a stream of its own. first_sample: the global sample of the first row.
   void start(std::span<const Row> rows, std::int64_t first_sample);

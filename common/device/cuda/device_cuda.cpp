@@ -120,7 +120,10 @@ Event& Event::operator=(Event&&) noexcept = default;
 void Event::record(Stream& stream) { check(cudaEventRecord(impl_->event, cuda::native(stream)), "cudaEventRecord"); }
 bool Event::done() const {
   const cudaError_t status = cudaEventQuery(impl_->event);
-  if (status == cudaErrorNotReady) return false;
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // an answer, not an error: the next launch must not find it
+    return false;
+  }
   check(status, "cudaEventQuery");
   return true;
 }
