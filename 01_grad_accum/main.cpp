@@ -4,6 +4,7 @@
 #include "common/app/command_line.h"
 #include "common/app/output.h"
 #include "common/app/program.h"
+#include "common/device/error.h"
 
 using namespace ref5d;
 
@@ -23,6 +24,8 @@ int main(int argc, char** argv) {
     Options options = line.options();
     const grad_accum::Sabotage* sabotage = options.sabotage.empty() ? nullptr : &grad_accum::find_sabotage(options.sabotage);
     if (sabotage != nullptr) sabotage->prepare(options, line);
+    if (sabotage != nullptr && !options.verify)
+      throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
     check_output_paths(options);
 
     Report report = grad_accum::run(options, sabotage);

@@ -31,6 +31,10 @@ void expect_refused(const std::string& flags, const std::vector<std::string>& pa
   EXPECT_EQ(dir.entries(), 0);
 }
 
+TEST(BadUsage, SabotageWithoutChecks) {
+  expect_one_error(run_tiny("--sabotage no-division --no-verify"), 2, {"--sabotage", "--no-verify"});
+}
+
 TEST(BadUsage, UnknownFlags) {
   expect_refused("--micro-bacth 2", {"--micro-bacth", "did you mean --micro-batch?"});
   expect_refused("--hiden 16", {"did you mean --hidden?"});
