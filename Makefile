@@ -37,8 +37,10 @@ LDLIBS := -lfmt
 ifeq ($(MODE),cpu)
 KERNEL_FLAGS := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp
 CXXFLAGS += -fopenmp
-LDLIBS += -lopenblas -fopenmp
+LDLIBS += -fopenmp
+$(BUILD)/bench: LDLIBS += -lopenblas  # to compare with
 COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += $(KERNEL_FLAGS)
 else
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(shell command -v nvcc)))
 CUDA_ARCHS ?= 80 90 100

@@ -52,7 +52,8 @@ void add_numerics_flags(CommandLine& line, Options& o) {
   line.group("Numerics");
   line.add_choice("--dtype", o.dtype, "of weights and activations", {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16});
   line.add_choice("--recompute", o.recompute, "activations computed again in backward", {"none", "full", "selective"});
-  line.add_choice("--gemm", o.gemm, "matrix products", {"blas", "hand", "tensor-core"});
+  line.add_choice("--gemm", o.gemm, "matrix products: blas is cuBLAS, or a packed kernel on the CPU",
+                  {"blas", "hand", "tensor-core"});
   line.add_choice("--attention", o.attention, "without or with stored scores", {"flash", "naive"});
   line.add_flag("--fused-grad-accum", o.fused_grad_accum, "let the weight-gradient product add to the gradient itself");
   line.add_switch("--fp32-grads", o.fp32_grads, "accumulate gradients of bf16 weights in fp32");

@@ -7,7 +7,8 @@ namespace ref5d {
 
 enum class Transpose { kNo, kYes };
 
-// kBlas: cuBLAS on the GPU, OpenBLAS on the CPU. kHand: the tiled kernel of gemm_hand.cu, the same in every mode.
+// kBlas: cuBLAS on the GPU, the packed kernel of cpu/gemm.cpp on the CPU. kHand: the tiled kernel of gemm_hand.cu, the same
+// in every mode.
 // kTensorCore: the wmma kernel, bf16 on a GPU of sm_80 or later; elsewhere InputError.
 enum class GemmKind { kBlas, kHand, kTensorCore };
 
@@ -15,9 +16,8 @@ enum class GemmKind { kBlas, kHand, kTensorCore };
 // beta = 0 overwrites C, whatever it held. bf16 sums in fp32 and rounds once. K = 0 gives beta * C; M = 0 or N = 0 nothing.
 // C overlaps neither A nor B. Throws std::logic_error on shapes or dtypes that do not fit.
 //
-// With kHand a row's bits do not depend on how many rows there are. With kBlas they do not either on the CPU where OpenBLAS
-// has the kernels of Haswell, Zen or Sandy Bridge, nor on how many threads there are (rows are computed in whole blocks of
-// the library's kernels); cuBLAS makes no such promise, only a single row is computed as two there.
+// On the CPU, and with kHand everywhere, a row's bits depend neither on how many rows there are nor on the number of threads.
+// cuBLAS makes no such promise; only a single row is computed as two there.
 void gemm(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b,
           double beta, const Tensor& c);
 

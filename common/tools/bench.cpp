@@ -1,4 +1,7 @@
-// Speed of one device: tokens/s, GFLOP/s, the share of the BLAS's own rate, and time by kernel.
+// Speed of one device: tokens/s, GFLOP/s, the share of the matrix product's and of OpenBLAS's own rate, and time by kernel.
+#ifndef REF5D_CUDA
+#include <cblas.h>
+#endif
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -16,8 +19,9 @@ using namespace ref5d;
 namespace {
 
 // GFLOP/s of the matrix products that the model makes, at its own shapes: what it could reach if nothing else took time.
-// Per layer and direction: y = x W^T, dx = dy W, dW = dy^T x.
-double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, GemmKind kind) {
+// `multiply` computes y = x W^T, dx = dy W or dW = dy^T x, which are a linear layer's three.
+template <typename Multiply>
+double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, const Multiply& multiply) {
   Stream& s = device().compute();
   struct Size {
     std::int64_t in, out, count;
@@ -42,9 +46,9 @@ double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, GemmKi
       s.synchronize();
       const auto begin = std::chrono::steady_clock::now();
       for (std::int64_t i = 0; i < z.count; ++i) {
-        gemm(s, kind, Transpose::kNo, Transpose::kYes, 1, x, w, 0, y);
-        gemm(s, kind, Transpose::kNo, Transpose::kNo, 1, y, w, 0, x);
-        gemm(s, kind, Transpose::kYes, Transpose::kNo, 1, y, x, 0, w);
+        multiply(Transpose::kNo, Transpose::kYes, x, w, y);
+        multiply(Transpose::kNo, Transpose::kNo, y, w, x);
+        multiply(Transpose::kYes, Transpose::kNo, y, x, w);
       }
       s.synchronize();
       ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -54,6 +58,17 @@ double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, GemmKi
   }
   return best;
 }
+
+#ifndef REF5D_CUDA
+// The same product by OpenBLAS, called as anyone would.
+void multiply_by_openblas(Transpose ta, Transpose tb, const Tensor& a, const Tensor& b, const Tensor& c) {
+  const auto [m, n, k] = gemm_size(ta, tb, a, b, c);
+  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
+  const auto op = [](Transpose t) { return t == Transpose::kYes ? CblasTrans : CblasNoTrans; };
+  cblas_sgemm(CblasRowMajor, op(ta), op(tb), i(m), i(n), i(k), 1, a.data<float>(), i(a.ld()), b.data<float>(), i(b.ld()), 0,
+              c.data<float>(), i(c.ld()));
+}
+#endif
 
 void print_time_by_kernel(std::int64_t steps) {
   const auto totals = device().profiler().by_name();
@@ -105,13 +120,24 @@ int main(int argc, char** argv) {
 
     const std::int64_t tokens = options.micro_batch * model.seq;
     const double ms = run.median_step_ms(), gflops = static_cast<double>(run.flops_per_step.total()) / ms / 1e6;
-    const double rate = product_rate(model, tokens, options.dtype, trainer_options(options, model).gemm);
+    const GemmKind kind = trainer_options(options, model).gemm;
+    const double rate = product_rate(model, tokens, options.dtype,
+                                     [&](Transpose ta, Transpose tb, const Tensor& a, const Tensor& b, const Tensor& c) {
+                                       gemm(device().compute(), kind, ta, tb, 1, a, b, 0, c);
+                                     });
     const auto linear =
         static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
     Report report = new_report("bench", options, model);
     fill_report(report, run, Verdict());
-    report.timing["blas_gflops"] = rate;
-    report.timing["share_of_blas"] = linear / ms / 1e6 / rate;
+    report.timing["gemm_gflops"] = rate;
+    report.timing["share_of_gemm"] = linear / ms / 1e6 / rate;
+#ifndef REF5D_CUDA
+    if (options.dtype == Dtype::kFp32) {
+      openblas_set_num_threads(static_cast<int>(threads));
+      report.timing["openblas_gflops"] = product_rate(model, tokens, options.dtype, multiply_by_openblas);
+      report.timing["share_of_openblas"] = linear / ms / 1e6 / report.timing["openblas_gflops"];
+    }
+#endif
     report.timing["threads"] = static_cast<double>(threads);
     if (!options.json.empty()) report.write_json(options.json);
 
@@ -124,8 +150,12 @@ int main(int argc, char** argv) {
     fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear / 1e9,
                static_cast<double>(run.flops_per_step.count(FlopsKind::kAttention)) / 1e9);
     fmt::print("GFLOP/s                    {:>10.1f}\n", gflops);
-    fmt::print("BLAS at the same products  {:>10.1f} GFLOP/s\n", rate);
-    fmt::print("share of the BLAS's rate   {:>9.1f}% (linear flops over the whole step)\n", 100 * linear / ms / 1e6 / rate);
+    const auto print_rate = [&](const char* name, double gflops_of) {
+      fmt::print("{:<26} {:>10.1f} GFLOP/s at the same products; the step's linear flops run at {:.1f}% of it\n", name,
+                 gflops_of, 100 * linear / ms / 1e6 / gflops_of);
+    };
+    print_rate(fmt::format("gemm ({})", options.gemm).c_str(), rate);
+    if (report.timing.contains("openblas_gflops")) print_rate("OpenBLAS", report.timing["openblas_gflops"]);
     return 0;
   });
 }

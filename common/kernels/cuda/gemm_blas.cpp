@@ -49,17 +49,10 @@ cudaDataType_t type_of(Dtype dtype) {
 cublasOperation_t operation(Transpose t) { return t == Transpose::kYes ? CUBLAS_OP_T : CUBLAS_OP_N; }
 int leading_dim(const Tensor& t) { return static_cast<int>(t.ld() > t.dim(1) ? t.ld() : t.dim(1)); }
 
-}  // namespace
-
-bool has_bf16() { return true; }
-
-// cuBLAS has a path of its own for a single row (a matrix-vector product) with another order of summation.
-RowSplit split_rows(std::int64_t m) { return m == 1 ? RowSplit{0, 2} : RowSplit{m, 0}; }
-
-void multiply(Stream& stream, Transpose ta, Transpose tb, double alpha, std::span<const Part> parts, const Tensor& b,
-              double beta) {
-  const bool right = tb == Transpose::kYes, fp64 = b.dtype() == Dtype::kFp64;
-  const int n = static_cast<int>(b.dim(right ? 0 : 1)), k = static_cast<int>(b.dim(right ? 1 : 0));
+void call(Stream& stream, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b, double beta,
+          const Tensor& c) {
+  const auto [m, n, k] = gemm_size(ta, tb, a, b, c);
+  const bool fp64 = b.dtype() == Dtype::kFp64;
   const float alpha32 = static_cast<float>(alpha), beta32 = static_cast<float>(beta);
   const void* const a_scale = fp64 ? static_cast<const void*>(&alpha) : &alpha32;
   const void* const c_scale = fp64 ? static_cast<const void*>(&beta) : &beta32;
@@ -67,12 +60,29 @@ void multiply(Stream& stream, Transpose ta, Transpose tb, double alpha, std::spa
   static const std::string kName = "gemm";
   const cublasHandle_t handle = handle_for(stream);
   const cuda::ProfileScope profile(stream, kName);
-  for (const auto& [a, c] : parts) {
-    check(cublasGemmEx(handle, operation(tb), operation(ta), n, static_cast<int>(c.dim(0)), k, a_scale, b.raw(),
-                       type_of(b.dtype()), leading_dim(b), a.raw(), type_of(a.dtype()), leading_dim(a), c_scale, c.raw(),
-                       type_of(c.dtype()), leading_dim(c), compute, CUBLAS_GEMM_DEFAULT),
-          "cublasGemmEx");
-  }
+  check(cublasGemmEx(handle, operation(tb), operation(ta), static_cast<int>(n), static_cast<int>(m), static_cast<int>(k),
+                     a_scale, b.raw(), type_of(b.dtype()), leading_dim(b), a.raw(), type_of(a.dtype()), leading_dim(a), c_scale,
+                     c.raw(), type_of(c.dtype()), leading_dim(c), compute, CUBLAS_GEMM_DEFAULT),
+        "cublasGemmEx");
+}
+
+}  // namespace
+
+void multiply(Stream& stream, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b, double beta,
+              const Tensor& c) {
+  if (c.dim(0) > 1) return call(stream, ta, tb, alpha, a, b, beta, c);
+  // cuBLAS has a path of its own for a single row (a matrix-vector product) with another order of summation: a row of zeros
+  // goes with it. The workspace may be dropped when the work is enqueued: it is freed in the stream's order.
+  const auto workspace = [&](std::int64_t rows, std::int64_t columns, Dtype dtype) {
+    return Tensor::empty({rows, columns}, dtype, MemoryCategory::kWorkspace, stream);
+  };
+  const bool left = ta == Transpose::kYes;
+  const Tensor two_a = workspace(left ? a.dim(0) : 2, left ? 2 : a.dim(1), a.dtype()),
+               two_c = workspace(2, c.dim(1), c.dtype());
+  copy_corner(stream, two_a, a);
+  if (beta != 0) copy_corner(stream, two_c, c);
+  call(stream, ta, tb, alpha, two_a, b, beta, two_c);
+  copy_corner(stream, c, two_c);
 }
 
 }  // namespace ref5d::gemm_backend
