@@ -36,7 +36,7 @@ struct Pool {
 
 }  // namespace
 
-TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor) {
+TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor, double trim) {
   if (a.size() != b.size()) return incomparable(-1);
   TensorError error;
   double largest_b = 0;
@@ -50,7 +50,14 @@ TensorError tensor_error(std::span<const double> a, std::span<const double> b, d
     largest_b = std::max(largest_b, std::abs(b[i]));
   }
   if (!std::isfinite(floor)) return incomparable(error.worst_index);
-  const double distance = scaled_norm(a.size(), error.max_abs, [&](std::size_t i) { return a[i] - b[i]; });
+  std::vector<double> off(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) off[i] = std::abs(a[i] - b[i]);
+  if (trim > 0) {
+    const auto kept = a.size() - std::min(a.size(), static_cast<std::size_t>(std::ceil(trim * static_cast<double>(a.size()))));
+    std::nth_element(off.begin(), off.begin() + static_cast<std::ptrdiff_t>(kept), off.end());
+    off.resize(kept);
+  }
+  const double distance = scaled_norm(off.size(), error.max_abs, [&](std::size_t i) { return off[i]; });
   const double scale = std::max(scaled_norm(b.size(), largest_b, [&](std::size_t i) { return b[i]; }), floor);
   error.relative = distance == 0 ? 0 : scale > 0 ? distance / scale : kInfinity;
   return error;
@@ -72,7 +79,8 @@ Floors::Floors(CompareKind kind, const NamedValues& b) : kind_(kind) {
 }
 
 double Floors::of(std::int64_t numel) const {
-  if (kind_ != CompareKind::kParameter) return 1e-6 * all_.norm();
+  if (kind_ == CompareKind::kGradient || kind_ == CompareKind::kActivation)
+    return std::numeric_limits<double>::epsilon() / least_tolerance(Dtype::kFp64) * all_.norm();
   // sqrt(numel) * rms, rms = norm / sqrt(count).
   return all_.count() == 0 ? 0 : std::sqrt(static_cast<double>(numel) / static_cast<double>(all_.count())) * all_.norm();
 }
@@ -93,6 +101,7 @@ std::string kind_of(std::string_view name) {
 
 std::vector<NamedError> compare_sets(const NamedValues& a, const NamedValues& b, CompareKind kind) {
   const Floors floors(kind, b);
+  const double trim = kind == CompareKind::kUpdate ? kUpdateTrim : 0;
   std::vector<NamedError> errors;
   std::map<std::string, Pool> pools;
   for (const auto& [name, reference] : b) {
@@ -112,15 +121,15 @@ std::vector<NamedError> compare_sets(const NamedValues& a, const NamedValues& b,
       append(pool.b, reference);
       ++pool.tensors;
     } else {
-      errors.push_back({name, tensor_error(candidate, reference, floors.of(numel)), 1, ""});
+      errors.push_back({name, tensor_error(candidate, reference, floors.of(numel), trim), 1, ""});
     }
   }
   for (const auto& [name, candidate] : a) {
     if (!b.contains(name)) errors.push_back({name, incomparable(-1), 1, "extra: the reference does not have it"});
   }
   for (const auto& [name, pool] : pools) {
-    errors.push_back(
-        {name, tensor_error(pool.a, pool.b, floors.of(static_cast<std::int64_t>(pool.b.size()))), pool.tensors, ""});
+    const double floor = floors.of(static_cast<std::int64_t>(pool.b.size()));
+    errors.push_back({name, tensor_error(pool.a, pool.b, floor, trim), pool.tensors, ""});
   }
   std::sort(errors.begin(), errors.end(), [](const NamedError& x, const NamedError& y) { return x.name < y.name; });
   return errors;
@@ -170,7 +179,7 @@ double least_tolerance(Dtype dtype) {
 double yardstick_tolerance(Dtype dtype, double own_error) {
   const double least = least_tolerance(dtype);
   if (dtype == Dtype::kFp64 || !std::isfinite(own_error)) return least;
-  return std::max(3 * own_error, least);
+  return std::clamp(3 * own_error, least, kMostTolerance);
 }
 
 std::map<std::string, double> yardstick_tolerances(Dtype dtype, std::span<const NamedError> own) {

@@ -23,9 +23,10 @@ struct TensorError {
   std::int64_t worst_index = 0;  // flat index of max_abs, or of the first value that is not finite; -1 for unequal sizes
 };
 
-// The error of a against the reference b. A NaN or an infinity anywhere, unequal sizes or a floor that is not finite give
+// The error of a against the reference b, of which `relative` leaves out the share `trim` of elements that are furthest off
+// (rounded up to a whole number of them). A NaN or an infinity anywhere, unequal sizes or a floor that is not finite give
 // infinity. Where ||b|| and floor are both 0, the error is 0 for equal tensors and infinite otherwise.
-[[nodiscard]] TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor);
+[[nodiscard]] TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor, double trim = 0);
 
 struct NamedError {
   std::string name;          // of the tensor, or of the kind for pooled ones ("model.layers.*.input_layernorm.weight")
@@ -46,14 +47,22 @@ class NormSum {
   std::int64_t count_ = 0;
 };
 
-enum class CompareKind { kGradient, kParameter, kActivation };
+enum class CompareKind { kGradient, kParameter, kActivation, kUpdate };
+
+// Updates (final - initial weights) are compared without the 1% of a tensor's elements that are furthest off. Adam divides a
+// gradient by its own magnitude, so an element whose gradient is no larger than its rounding error moves by the learning rate
+// in a direction that is chance. There are a handful of them in a model, and in a sum of squares they outweigh all others:
+// two right runs' errors then differ by any factor. A fault in more than 1% of a tensor still stands out by orders of
+// magnitude, and fp64, where nothing is left out, shows the rest.
+inline constexpr double kUpdateTrim = 0.01;
 
 // The floor of a tensor with `numel` elements in the reference set `b`. It only matters for a tensor much smaller than its set,
 // typically one that is zero in exact arithmetic and holds rounding in practice.
-//   gradient, activation: 1e-6 * ||all of b||. Clipping and the global norm see a gradient at the scale of all gradients, and
-//     what cancels to zero was computed from terms of that scale.
-//   parameter: sqrt(numel) * rms(all of b), the norm of a typical tensor of that size. Adam divides a gradient by its own
-//     magnitude, so that a gradient of pure rounding still moves each element by about the learning rate: the error of an
+//   gradient, activation: 2.2e-5 * ||all of b||. Clipping and the global norm see a gradient at the scale of all gradients, and
+//     what cancels to zero was computed from terms of that scale: it keeps their rounding, eps * ||all||, which relative to
+//     the floor must pass fp64's tolerance of 1e-11. Hence the factor, eps / 1e-11.
+//   parameter, update: sqrt(numel) * rms(all of b), the norm of a typical tensor of that size. Adam divides a gradient by its
+//     own magnitude, so that a gradient of pure rounding still moves each element by about the learning rate: the error of an
 //     element is absolute, the same in every tensor, and is measured against a typical element.
 // Values of b that are not finite do not enter; the tensors that hold them fail on their own.
 class Floors {
@@ -88,6 +97,10 @@ class Floors {
 // run's own error against that truth in the same dtype, and never less than least_tolerance. Parallelism may reorder a sum; it
 // may not lose precision. In fp64 there is no better truth: the tolerance is 1e-11 whatever own_error is. An own error that is
 // not finite (a broken reference) excuses nothing: least_tolerance.
+//
+// Never more than kMostTolerance: a tensor that stayed zero has an error of exactly 1, and must fail by whatever yardstick.
+// Where right runs come near it (many steps at a high learning rate), there is nothing left to compare.
+inline constexpr double kMostTolerance = 0.5;
 [[nodiscard]] double yardstick_tolerance(Dtype dtype, double own_error);
 
 // yardstick_tolerance of every entry of `own`, by name.
