@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
     const auto linear =
         static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
     Report report = new_report("bench", options, model);
-    fill_report(report, run, Verdict());
+    fill_report(report, options, model, run, Verdict());
     report.timing["blas_gflops"] = rate;
     report.timing["share_of_blas"] = linear / ms / 1e6 / rate;
     report.timing["threads"] = static_cast<double>(threads);
@@ -125,6 +125,8 @@ int main(int argc, char** argv) {
                static_cast<double>(run.flops_per_step.count(FlopsKind::kAttention)) / 1e9);
     fmt::print("GFLOP/s                    {:>10.1f}\n", gflops);
     fmt::print("BLAS at the same products  {:>10.1f} GFLOP/s\n", rate);
+    if (const auto mfu = report.timing.find("mfu"); mfu != report.timing.end())
+      fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu->second);
     fmt::print("share of the BLAS's rate   {:>9.1f}% (linear flops over the whole step)\n", 100 * linear / ms / 1e6 / rate);
     return 0;
   });
