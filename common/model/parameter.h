@@ -103,7 +103,7 @@ void paste(HostTensor& global, const HostTensor& part, const Placement& placemen
 [[nodiscard]] Tensor held_part(const Parameter& p, const Tensor& tensor);
 
 // The communication that makes a global tensor of the parts that the ranks hold. Every rank calls it, for the same parameters
-// in the same order.
+// in the same order: those whose placement has segments or a flat range.
 using Gather = std::function<HostTensor(const Parameter&, const HostTensor& part)>;
 // The global tensor of one of a parameter's tensors. Throws std::logic_error if some of it is elsewhere and there is no gather.
 [[nodiscard]] HostTensor gather_global(const Parameter& p, const Tensor& tensor, Stream& stream, const Gather& gather = {});

@@ -149,6 +149,10 @@ TEST(Placing, TheGlobalTensorNeedsAGatherOnlyWhereSomeOfItIsElsewhere) {
     const HostTensor global = gather_global(p, p.weight, stream());
     EXPECT_EQ(global.shape, (Shape{4, 6}));
     EXPECT_EQ(global.data, whole.weight.to_host(stream()).data) << placement.dim;
+    int calls = 0;
+    (void)gather_global(p, p.weight, stream(), [&](const Parameter&, const HostTensor&) { return ++calls, global; });
+    const bool cut_somewhere = placement.dim >= 0 || placement.flat_end >= 0;
+    EXPECT_EQ(calls, cut_somewhere ? 1 : 0) << "other ranks may hold nothing, and wait for this one";
   }
   for (const Placement& placement : {along(1, {{0, 5}}), Placement{-1, {}, {}, 0, 23}, Placement{0, {{0, 2}}, {}, 3, 3}}) {
     Parameter p("model.w", {4, 6}, Init::kNormal, 0.02, true);
