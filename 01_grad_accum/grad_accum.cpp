@@ -121,7 +121,7 @@ Report run(const Options& options, const Sabotage* sabotage) {
     record = run_micro_batches(options, settings, data, 0);
   }
   claim_bytes_per_parameter(verdict, record, options, model);
-  fill_report(report, record, verdict);
+  fill_report(report, options, model, record, verdict);
   return report;
 }
 

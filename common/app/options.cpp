@@ -71,6 +71,8 @@ void add_output_flags(CommandLine& line, Options& o) {
   line.add_option("--dump", o.dump, "write tensors of the first step and the final weights (safetensors)", "FILE");
   line.add_choice("--dump-level", o.dump_level, "hidden states and gradients, or every sublayer too", {"basic", "full"});
   line.add_option("--sample", o.sample, "characters of text to generate at the end", {0, 1'000'000});
+  line.add_option("--peak-tflops", o.peak_tflops,
+                  "what one device could reach, for mfu (model flops utilization) in the report", {.min = 0, .open_min = true});
   line.add_flag("--quiet", o.quiet, "no step lines, no tables");
   line.group("Weights");
   line.add_option("--load", o.load, "start from these weights (safetensors or llm.c)", "FILE");
@@ -133,6 +135,7 @@ ValueList to_config(const Options& o) {
   put_text(list, "json", o.json);
   put_text(list, "trace", o.trace);
   put_text(list, "dump", o.dump);
+  put_optional(list, "peak-tflops", o.peak_tflops);
   list.insert(list.end(), {{"dump-level", o.dump_level}, {"quiet", o.quiet}, {"sample", o.sample}});
   put_text(list, "load", o.load);
   put_text(list, "save", o.save);

@@ -61,7 +61,8 @@ struct Options {
   std::string json, trace, dump;
   std::string dump_level = "basic";  // basic | full
   bool quiet = false;
-  std::int64_t sample = 0;  // characters of text generated at the end
+  std::optional<double> peak_tflops;  // of one device, for mfu
+  std::int64_t sample = 0;            // characters of text generated at the end
 
   // Weights: files and folders; empty: not used.
   std::string load, save, resume;

@@ -116,7 +116,8 @@ Report new_report(const std::string& program, const Options& options, const GptC
   return report;
 }
 
-void fill_report(Report& report, const RunRecord& record, const Verdict& verdict) {
+void fill_report(Report& report, const Options& options, const GptConfig& model, const RunRecord& record,
+                 const Verdict& verdict) {
   report.loss = record.losses();
   report.checks = verdict.checks();
   report.claims = verdict.claims();
@@ -130,6 +131,12 @@ void fill_report(Report& report, const RunRecord& record, const Verdict& verdict
     report.timing["tokens_per_s"] = static_cast<double>(record.steps.front().tokens) / ms * 1e3;
     report.timing["useful_tokens_per_s"] = static_cast<double>(record.steps.front().valid_tokens) / ms * 1e3;
     report.timing["gflops"] = static_cast<double>(record.flops_per_step.total()) / ms / 1e6;
+    if (options.peak_tflops) {
+      double devices = 1;
+      for (const auto& [axis, size] : report.mesh) devices *= static_cast<double>(size);
+      report.timing["mfu"] =
+          report.timing["tokens_per_s"] * model.flops_per_token(false) / (*options.peak_tflops * 1e12 * devices);
+    }
   }
 }
 

@@ -29,8 +29,9 @@ class RunOutputs {
 
 // A report with its head filled in.
 [[nodiscard]] Report new_report(const std::string& program, const Options& options, const GptConfig& model);
-// Losses, memory, time, checks and claims of a finished run.
-void fill_report(Report& report, const RunRecord& record, const Verdict& verdict);
+// Losses, memory, time, checks and claims of a finished run. mfu where the options say what a device could reach.
+void fill_report(Report& report, const Options& options, const GptConfig& model, const RunRecord& record,
+                 const Verdict& verdict);
 // Writes --json, prints the tables and the verdict, and returns the exit status.
 [[nodiscard]] int finish(const Report& report, const Options& options);
 

@@ -74,8 +74,9 @@ std::vector<Document> split_documents(std::span<const std::int32_t> tokens, cons
   if (separator.tokens.empty()) throw InputError("a document separator of no tokens was given; at least one is needed");
   std::vector<Document> documents;
   for (auto begin = tokens.begin(); begin != tokens.end();) {
-    auto end = std::search(begin, tokens.end(), separator.tokens.begin(), separator.tokens.end());
-    if (end != tokens.end()) {
+    const auto from = separator.begins ? begin + 1 : begin;
+    auto end = std::search(from, tokens.end(), separator.tokens.begin(), separator.tokens.end());
+    if (end != tokens.end() && !separator.begins) {
       end += static_cast<std::ptrdiff_t>(separator.tokens.size());
       while (separator.absorb_repeats && end != tokens.end() && *end == separator.tokens.back()) ++end;
     }

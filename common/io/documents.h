@@ -20,24 +20,24 @@
 
 namespace ref5d {
 
-// The label of a token that predicts nothing.
-
 // A document is a view of a stretch of the token stream, which must outlive it.
 using Document = std::span<const std::int32_t>;
 
-// What ends a document; it stays at the document's end.
+// What stands between documents; it stays with the document that it ends, or begins.
 struct DocumentSeparator {
   std::vector<std::int32_t> tokens;
   bool absorb_repeats = false;  // whether further copies of its last token stay at the end of the document too
+  bool begins = false;          // whether it is the first of the next document, not the last of the one before
 
   // For text: a blank line, "\n\n" and the newlines that follow it.
-  [[nodiscard]] static DocumentSeparator blank_line() { return {{'\n', '\n'}, true}; }
-  // For tokenised text: the end-of-text token (50256 for GPT-2).
-  [[nodiscard]] static DocumentSeparator end_of_text(std::int32_t token) { return {{token}, false}; }
+  [[nodiscard]] static DocumentSeparator blank_line() { return {{'\n', '\n'}, true, false}; }
+  // For tokenised text: a token after each document, or before each.
+  [[nodiscard]] static DocumentSeparator end_of_text(std::int32_t token) { return {{token}, false, false}; }
+  [[nodiscard]] static DocumentSeparator begin_of_text(std::int32_t token) { return {{token}, false, true}; }
 };
 
-// Cuts a token stream after every separator; the documents joined are the stream again. What follows the last separator
-// is a document without one. Throws InputError for an empty separator.
+// Cuts a token stream after (or before) every separator; the documents joined are the stream again. What follows the last
+// separator (or precedes the first) is a document without one. Throws InputError for an empty separator.
 [[nodiscard]] std::vector<Document> split_documents(std::span<const std::int32_t> tokens, const DocumentSeparator& separator);
 std::vector<Document> split_documents(std::vector<std::int32_t>&&, const DocumentSeparator&) = delete;  // would dangle
 

@@ -32,7 +32,9 @@ struct GptConfig {
   // Parameters in all, and without the embeddings' look-up (what 6N flops per token counts).
   [[nodiscard]] std::int64_t parameter_count() const;
   [[nodiscard]] std::int64_t matmul_parameter_count() const;
-  // Flops of training on one token: 6 N + 12 L H S (PaLM's convention), and the same with causal attention's half.
+  // Flops of training on one token, 6 N + 12 L H S: the model's, so nothing that is computed again counts. PaLM's convention
+  // (Chowdhery et al. 2022, appendix B) takes every pair of tokens for attention, as if nothing were masked, and mfu follows
+  // it; causal_half takes the half that a causal mask leaves, 6 L H S.
   [[nodiscard]] double flops_per_token(bool causal_half) const;
 };
 

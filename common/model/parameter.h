@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "common/tensor/runs.h"
 #include "common/tensor/tensor.h"
 
 namespace ref5d {
 
-// A stretch of the cut dim, in global indices, and how many ranks of the axis hold it.
+// A stretch of the cut dim, in global indices, and how many ranks of the axis hold it: each counts 1/replicas of it in the
+// gradient norm. One segment of the whole dim says that every rank of the axis holds the parameter.
 struct Segment {
   std::int64_t begin, end;
   std::int64_t replicas = 1;
@@ -20,13 +22,17 @@ struct Segment {
 // gradient norm, replica checks) reads this and nothing else. Applied in this order:
 //   1. segments of one dim, in local order (a packed [q|k|v] weight has three);
 //   2. the pipeline stages that hold it (a tied weight lives on two);
-//   3. a flat range of what is left, after ZeRO.
+//   3. a flat range of what is left, after ZeRO: elements of the row-major local part.
 struct Placement {
   int dim = -1;  // -1: not cut
   std::vector<Segment> segments;
   std::vector<int> stages;
   std::int64_t flat_begin = 0, flat_end = -1;  // -1: to the end
 };
+
+// The shape of the part, and the runs of its elements, both before the flat range.
+[[nodiscard]] Shape local_shape(const Shape& global, const Placement& placement);
+[[nodiscard]] std::vector<Runs> runs_of(const Shape& global, const Placement& placement);
 
 // How a gradient is summed over micro-batches.
 enum class GradientMode {
@@ -53,7 +59,7 @@ class Parameter {
   Placement placement;
 
   // The shape of the part that is here (before any flat range).
-  [[nodiscard]] Shape local_shape() const;
+  [[nodiscard]] Shape local_shape() const { return ref5d::local_shape(global_shape, placement); }
   [[nodiscard]] std::int64_t local_numel() const { return product(local_shape()); }
 
   Tensor weight;        // model dtype
@@ -76,6 +82,8 @@ class Parameter {
   };
   [[nodiscard]] Target begin_contribution(Stream& stream, bool zeroed = false);
   void end_contribution(Stream& stream);
+  // Contributions that the step still expects: 0 once the gradient is final.
+  [[nodiscard]] std::int64_t pending() const { return pending_; }
 
   int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
   // Called when the last contribution of the step has been enqueued: the gradient is final.
@@ -85,9 +93,22 @@ class Parameter {
   std::int64_t pending_ = 0;
 };
 
-// What of a global tensor lies in `placement` (segments only), and the reverse: writes a local part into its global place.
+// What of a global tensor lies in `placement` (one-dimensional after a flat range), and the reverse: writes a part into its
+// global place.
 [[nodiscard]] HostTensor cut(const HostTensor& global, const Placement& placement);
-void paste(HostTensor& global, const HostTensor& local, const Placement& placement);
+void paste(HostTensor& global, const HostTensor& part, const Placement& placement);
+
+// One of a parameter's tensors (weight, gradient, a moment) without what lies outside of the placement's flat range: that
+// belongs to other ranks. A tensor that has only the range is returned as it is, and so is an undefined one.
+[[nodiscard]] Tensor held_part(const Parameter& p, const Tensor& tensor);
+
+// The communication that makes a global tensor of the parts that the ranks hold. Every rank calls it, for the same parameters
+// in the same order: those whose placement has segments or a flat range.
+using Gather = std::function<HostTensor(const Parameter&, const HostTensor& part)>;
+// The global tensor of one of a parameter's tensors. Throws std::logic_error if some of it is elsewhere and there is no gather.
+[[nodiscard]] HostTensor gather_global(const Parameter& p, const Tensor& tensor, Stream& stream, const Gather& gather = {});
+// The reverse: overwrites one of a parameter's tensors, whole or its flat range, with its part of a global tensor.
+void load_part(const Parameter& p, const Tensor& tensor, const HostTensor& global, Stream& stream);
 
 struct StorageOptions {
   Dtype dtype = Dtype::kFp32;
@@ -98,6 +119,8 @@ struct StorageOptions {
 };
 // Allocates storage for the local part and fills the weight by its init rule.
 void materialise(Parameter& p, const StorageOptions& options, Stream& stream);
+// The tensor that holds the most exact weight: the master where there is one.
+[[nodiscard]] inline const Tensor& exact_weight(const Parameter& p) { return p.master ? p.master : p.weight; }
 // Overwrites weight (and master) with a global tensor's values. Throws InputError if the shape is another.
 void load_weight(Parameter& p, const HostTensor& global, Stream& stream);
 

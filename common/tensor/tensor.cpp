@@ -29,7 +29,7 @@ Tensor Tensor::empty(Shape shape, Dtype dtype, MemoryCategory category, Stream& 
   t.shape_ = std::move(shape);
   t.dtype_ = dtype;
   t.ld_ = row_elements(t.shape_);
-  t.buffer_ = Buffer(t.bytes(), category, stream);
+  t.buffer_ = Buffer(static_cast<std::size_t>(product(t.shape_)) * dtype_size(dtype), category, stream);
   return t;
 }
 
@@ -54,12 +54,6 @@ Tensor Tensor::view(Shape shape) const {
   t.shape_ = std::move(shape);
   t.ld_ = row_elements(t.shape_);
   return t;
-}
-
-Tensor Tensor::as_matrix() const {
-  if (rank() == 2) return *this;
-  const std::int64_t last = rank() == 0 ? 1 : dim(-1);
-  return view({last == 0 ? 0 : numel() / last, last});
 }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {

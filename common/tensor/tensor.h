@@ -35,7 +35,8 @@ class Tensor {
   [[nodiscard]] int rank() const { return static_cast<int>(shape_.size()); }
   // Negative counts from the back.
   [[nodiscard]] std::int64_t dim(int i) const { return shape_[static_cast<std::size_t>(i < 0 ? i + rank() : i)]; }
-  [[nodiscard]] std::int64_t numel() const { return product(shape_); }
+  // Elements; none where the tensor is undefined.
+  [[nodiscard]] std::int64_t numel() const { return buffer_ ? product(shape_) : 0; }
   [[nodiscard]] Dtype dtype() const { return dtype_; }
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype_); }
   // Elements from one index of dim 0 to the next.
@@ -53,8 +54,6 @@ class Tensor {
 
   // Views. `view` needs a contiguous tensor and the same number of elements.
   [[nodiscard]] Tensor view(Shape shape) const;
-  // All but the last dim folded into rows: [rows, last].
-  [[nodiscard]] Tensor as_matrix() const;
   // dim 0 from begin to end.
   [[nodiscard]] Tensor rows(std::int64_t begin, std::int64_t end) const;
   // dim 1 of a matrix from begin to end.

@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     const auto linear =
         static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
     Report report = new_report("bench", options, model);
-    fill_report(report, run, Verdict());
+    fill_report(report, options, model, run, Verdict());
     report.timing["gemm_gflops"] = rate;
     report.timing["share_of_gemm"] = linear / ms / 1e6 / rate;
 #ifndef REF5D_CUDA
@@ -156,6 +156,8 @@ int main(int argc, char** argv) {
     };
     print_rate(fmt::format("gemm ({})", options.gemm).c_str(), rate);
     if (report.timing.contains("openblas_gflops")) print_rate("OpenBLAS", report.timing["openblas_gflops"]);
+    if (const auto mfu = report.timing.find("mfu"); mfu != report.timing.end())
+      fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu->second);
     return 0;
   });
 }

@@ -41,6 +41,12 @@ std::string position_text(std::int64_t index, const std::vector<std::int64_t>& s
 // Tensors with one prefix share a scale: "grad" of "grad/lm_head.weight".
 std::string group_of(const std::string& name) { return name.substr(0, std::min(name.find('/'), name.size())); }
 
+// Whether a run computed it, and not merely read or drew it.
+bool is_computed(const std::string& name, DumpSection section) {
+  return name == "step_loss" || section == DumpSection::kForward || section == DumpSection::kBackward ||
+         section == DumpSection::kFinal;
+}
+
 CompareKind kind_of_group(const std::string& group) {
   if (group == "grad" || group == "sub_grad") return CompareKind::kGradient;
   return group == "final" || group == "init" ? CompareKind::kParameter : CompareKind::kActivation;
@@ -88,8 +94,23 @@ void judge_by_tolerance(const HostTensor& a, const HostTensor& b, const TensorEr
   }
 }
 
-// The row of a tensor that both have.
-void compare_tensor(const HostTensor& a, const HostTensor& b, double floor, const CompareSettings& settings,
+// The dtype that a dump was computed in: as its metadata says, else the coarsest in which it holds something computed. A loss
+// is written in fp64 whatever computed it.
+Dtype computed_in(const SafetensorsFile& file, const DumpOrder& order) {
+  constexpr Dtype kFineToCoarse[] = {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16};
+  const auto said = file.metadata().find("dtype");
+  Dtype coarsest = Dtype::kFp64;
+  for (Dtype dtype : kFineToCoarse) {
+    if (said != file.metadata().end() && said->second == dtype_name(dtype)) return dtype;
+    for (const std::string& name : file.names()) {
+      if (is_computed(name, order.place(name).section) && file.info(name).dtype == safetensors_dtype(dtype)) coarsest = dtype;
+    }
+  }
+  return coarsest;
+}
+
+// The row of a tensor that both have. `computed`: the tolerance of what computed it.
+void compare_tensor(const HostTensor& a, const HostTensor& b, double floor, double computed, const CompareSettings& settings,
                     TensorComparison& row) {
   row.shape = shape_text(b.shape);
   if (!same_shape(a, b)) {
@@ -102,7 +123,7 @@ void compare_tensor(const HostTensor& a, const HostTensor& b, double floor, cons
   row.relative = error.relative;
   row.max_abs = error.max_abs;
   const bool integers = a.dtype == Dtype::kInt32 || b.dtype == Dtype::kInt32;
-  const double by_dtype = std::max(default_tolerance(a.dtype), default_tolerance(b.dtype));
+  const double by_dtype = std::max({default_tolerance(a.dtype), default_tolerance(b.dtype), computed});
   row.tolerance = integers || settings.bitwise ? 0 : settings.tolerance.value_or(by_dtype);
   if (settings.bitwise) {
     judge_bitwise(a, b, row);
@@ -182,6 +203,7 @@ DumpComparison compare_dumps(const SafetensorsFile& a, const SafetensorsFile& b,
   if (names.empty()) throw InputError("neither file holds a tensor; give two dumps written by --dump");
   const DumpOrder order(names);
   const std::map<std::string, Floors> floors = floors_of(b);
+  const double computed = std::max(default_tolerance(computed_in(a, order)), default_tolerance(computed_in(b, order)));
   DumpComparison comparison;
   for (const std::string& name : sort_by_depth(names)) {
     TensorComparison row;
@@ -189,7 +211,8 @@ DumpComparison compare_dumps(const SafetensorsFile& a, const SafetensorsFile& b,
     row.section = order.place(name).section;
     if (in_a.contains(name) && in_b.contains(name)) {
       const HostTensor reference = b.read(name);
-      compare_tensor(a.read(name), reference, floors.at(group_of(name)).of(reference.numel()), settings, row);
+      compare_tensor(a.read(name), reference, floors.at(group_of(name)).of(reference.numel()),
+                     is_computed(name, row.section) ? computed : 0, settings, row);
     } else {
       const bool only_a = in_a.contains(name);
       row.shape = shape_text((only_a ? a : b).info(name).shape);
@@ -234,8 +257,8 @@ int run_compare(int argc, const char* const* argv, std::FILE* out, std::FILE* er
   bool all = false;
   line.add_positional("A", a, "a dump");
   line.add_positional("B", b, "the reference it is measured against");
-  line.add_option("--tolerance", settings.tolerance, "largest relative error; default: 1e-11 fp64, 1e-5 fp32, 2e-2 bf16",
-                  {.min = 0});
+  line.add_option("--tolerance", settings.tolerance,
+                  "largest relative error; default, by what computed it: 1e-11 fp64, 1e-5 fp32, 2e-2 bf16", {.min = 0});
   line.add_flag("--bitwise", settings.bitwise, "ask for identical bytes");
   line.add_flag("--all", all, "list every tensor, however many there are");
   if (line.parse(argc, argv, out) == ParseOutcome::kEnd) return kExitOk;

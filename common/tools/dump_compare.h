@@ -12,8 +12,9 @@
 namespace ref5d {
 
 struct CompareSettings {
-  std::optional<double> tolerance;  // of the relative error; none: by the coarser dtype of the two, see default_tolerance
-  bool bitwise = false;             // ask for identical dtype, shape and bytes instead
+  // Of the relative error; none: by the coarsest dtype of the two, in which it is written or was computed (default_tolerance).
+  std::optional<double> tolerance;
+  bool bitwise = false;  // ask for identical dtype, shape and bytes instead
 };
 
 // 1e-11 (fp64), 1e-5 (fp32), 2e-2 (bf16), 0 (int32).

@@ -57,18 +57,11 @@ class TemporaryFolder {
   bool made_parent_ = false;
 };
 
-NamedTensors exact_weights(Trainer& trainer) {
-  NamedTensors tensors;
-  for (const Parameter* p : trainer.gpt().parameters())
-    tensors[p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
-  return tensors;
-}
-
 NamedTensors moments(Trainer& trainer) {
   NamedTensors tensors;
   for (const auto& s : trainer.optimizer().states()) {
-    tensors["m/" + s.parameter->name] = s.m.to_host(trainer.stream());
-    tensors["v/" + s.parameter->name] = s.v.to_host(trainer.stream());
+    tensors["m/" + s.parameter->name] = trainer.global(*s.parameter, s.m);
+    tensors["v/" + s.parameter->name] = trainer.global(*s.parameter, s.v);
   }
   return tensors;
 }
@@ -159,7 +152,7 @@ std::int64_t read_step(const Json& state, const std::string& state_path) {
 void save(Trainer& trainer, const std::string& dir) {
   const std::string step = "step_" + std::to_string(trainer.steps_taken());
   TemporaryFolder folder(fs::path(dir) / (step + kPartial + std::to_string(getpid())));
-  write_safetensors(folder.file(kModel), exact_weights(trainer));
+  write_safetensors(folder.file(kModel), trainer.global_weights());
   write_safetensors(folder.file(kOptimizer), moments(trainer));
   const Json state = Json::object({{"step", trainer.steps_taken()},
                                    {"model", trainer.gpt().config().preset},
@@ -188,11 +181,11 @@ void resume(Trainer& trainer, const std::string& dir) {
       if (!moments.contains(name))
         throw InputError(moments.path() + " has no tensor " + name + "; the checkpoint is of another model");
       const HostTensor host = moments.read(name);
-      if (host.shape != tensor.shape()) {
+      if (host.shape != s.parameter->global_shape) {
         throw InputError(moments.path() + ": " + name + " has shape " + to_string(host.shape) + ", but the model needs " +
-                         to_string(tensor.shape()));
+                         to_string(s.parameter->global_shape));
       }
-      tensor.copy_from(host, trainer.stream());
+      load_part(*s.parameter, tensor, host, trainer.stream());
     }
   }
   trainer.optimizer().set_steps_taken(step);

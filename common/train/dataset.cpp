@@ -11,8 +11,15 @@
 namespace ref5d {
 namespace {
 
-// llm.c's and GPT-2's end-of-text token; texts have blank lines instead.
-constexpr std::int32_t kEndOfText = 50256;
+// What separates documents in a token file is up to the program that wrote it: llm.c puts a token before each document (GPT-2's
+// end-of-text, or Llama 3's begin-of-text), nanoGPT puts GPT-2's after each. Texts have blank lines instead.
+DocumentSeparator separator_of(const std::string& kind) {
+  constexpr std::int32_t kGpt2EndOfText = 50256, kLlama3BeginOfText = 128000;
+  if (kind == "llm.c") return DocumentSeparator::begin_of_text(kGpt2EndOfText);
+  if (kind == "llm.c-llama3") return DocumentSeparator::begin_of_text(kLlama3BeginOfText);
+  if (kind == "nanogpt") return DocumentSeparator::end_of_text(kGpt2EndOfText);
+  return DocumentSeparator::blank_line();
+}
 
 TokenStream read_stream(const DatasetOptions& options) {
   if (!options.path.empty()) return load_tokens(options.path);
@@ -35,8 +42,7 @@ void check_padding(std::span<const Document> documents, const DatasetOptions& op
 }
 
 std::vector<Row> document_rows(const TokenStream& stream, const DatasetOptions& options) {
-  const auto separator = stream.kind == "text" ? DocumentSeparator::blank_line() : DocumentSeparator::end_of_text(kEndOfText);
-  const std::vector<Document> documents = split_documents(stream.tokens, separator);
+  const std::vector<Document> documents = split_documents(stream.tokens, separator_of(stream.kind));
   check_padding(documents, options);
   return options.documents == "pack" ? pack_documents(documents, options.seq) : pad_documents(documents, options.seq);
 }

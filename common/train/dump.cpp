@@ -35,23 +35,20 @@ DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t globa
   }
   tensors_["tokens"] = HostTensor::from_doubles(tokens, {batch_, seq_}, Dtype::kInt32);
   tensors_["labels"] = HostTensor::from_doubles(labels, {batch_, seq_}, Dtype::kInt32);
-  for (const Parameter* p : trainer.gpt().parameters())
-    tensors_["init/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer.stream());
+  tensors_.merge(trainer.global_weights("init/"));
   trainer.context().probe = &probe_;
 }
 
 void DumpingRun::after_first_step(const StepResult& first) {
   trainer_.context().probe = nullptr;
   tensors_.merge(probe_.collected(batch_, seq_));
-  for (const Parameter* p : trainer_.gpt().parameters())
-    tensors_["grad/" + p->name] = p->final_gradient().to_host(trainer_.stream());
+  tensors_.merge(trainer_.global_gradients("grad/"));
   tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);
   tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);
 }
 
 const NamedTensors& DumpingRun::finish(const std::vector<double>& step_losses) {
-  for (const Parameter* p : trainer_.gpt().parameters())
-    tensors_["final/" + p->name] = (p->master ? p->master : p->weight).to_host(trainer_.stream());
+  tensors_.merge(trainer_.global_weights("final/"));
   tensors_["step_loss"] = HostTensor::from_doubles(step_losses, {static_cast<std::int64_t>(step_losses.size())}, Dtype::kFp64);
   return tensors_;
 }

@@ -8,6 +8,16 @@
 
 namespace ref5d {
 
+namespace {
+
+NamedValues values_of(const NamedTensors& tensors) {
+  NamedValues values;
+  for (const auto& [name, t] : tensors) values[name] = t.to_doubles();
+  return values;
+}
+
+}  // namespace
+
 Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
     : options_(options),
       data_(data),
@@ -15,6 +25,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
       gpt_(options.model),
       context_(stream_),
       loader_(options.model, options.storage.dtype, stream_) {
+  if (options.cut) options.cut(gpt_);
   gpt_.materialise(options.storage, stream_);
   if (!options.load.empty()) load_weights(gpt_, options.load, stream_);
   optimizer_ = std::make_unique<Optimizer>(gpt_.parameters(), options.optimizer, stream_);
@@ -35,6 +46,7 @@ void Trainer::accumulate() {
   batch_ = global_batch(data_, step, options_.global_batch);
   context_.step = static_cast<std::uint32_t>(step);
   fill_zero(stream_, context_.loss_sum.raw(), context_.loss_sum.bytes());
+  if (options_.accumulate) return options_.accumulate(gpt_, context_, loader_, batch_);
   accumulate_gradients(gpt_, context_, loader_, batch_, options_.micro_batch, options_.faults);
 }
 
@@ -51,17 +63,20 @@ StepResult Trainer::step() {
   return result;
 }
 
-NamedValues Trainer::gradients() {
-  NamedValues values;
-  for (const Parameter* p : gpt_.parameters()) values[p->name] = p->final_gradient().to_doubles(stream_);
-  return values;
+NamedTensors Trainer::global_weights(const std::string& prefix) {
+  NamedTensors tensors;
+  for (const Parameter* p : gpt_.parameters()) tensors[prefix + p->name] = global(*p, exact_weight(*p));
+  return tensors;
 }
 
-NamedValues Trainer::weights() {
-  NamedValues values;
-  for (const Parameter* p : gpt_.parameters()) values[p->name] = (p->master ? p->master : p->weight).to_doubles(stream_);
-  return values;
+NamedTensors Trainer::global_gradients(const std::string& prefix) {
+  NamedTensors tensors;
+  for (const Parameter* p : gpt_.parameters()) tensors[prefix + p->name] = global(*p, p->final_gradient());
+  return tensors;
 }
+
+NamedValues Trainer::gradients() { return values_of(global_gradients()); }
+NamedValues Trainer::weights() { return values_of(global_weights()); }
 
 std::vector<double> RunRecord::losses() const {
   std::vector<double> all;

@@ -27,6 +27,15 @@ struct TrainerOptions {
   bool fused = true;
   std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27)
   std::string load;                  // weights to start from; empty: the init rule
+
+  // What a layout over several ranks brings along; all empty on one device.
+  // Called once the model is built and before it has storage: changes placements and swaps parts.
+  std::function<void(Gpt&)> cut;
+  // Stands in for accumulate_gradients: leaves the final gradients in the parameters and the loss in ctx.loss_sum. It is given
+  // the whole global batch, and keeps the number of its valid labels whatever share of the rows it takes.
+  std::function<void(Gpt&, Context& ctx, Loader&, const GlobalBatch&)> accumulate;
+  // For gradients(), weights(), dumps and checkpoints.
+  Gather gather;
 };
 
 struct StepResult {
@@ -54,7 +63,14 @@ class Trainer {
   [[nodiscard]] Stream& stream() { return stream_; }
   [[nodiscard]] std::int64_t steps_taken() const { return optimizer_->steps_taken(); }
 
-  // Copies of every parameter's gradient, and of its most exact weight, by name.
+  // The global tensor of one of a parameter's tensors, wherever its parts are.
+  [[nodiscard]] HostTensor global(const Parameter& p, const Tensor& tensor) {
+    return gather_global(p, tensor, stream_, options_.gather);
+  }
+  // The most exact weights, as global tensors, each under prefix + name.
+  [[nodiscard]] NamedTensors global_weights(const std::string& prefix = "");
+  [[nodiscard]] NamedTensors global_gradients(const std::string& prefix = "");
+  // Their values.
   [[nodiscard]] NamedValues gradients();
   [[nodiscard]] NamedValues weights();
 

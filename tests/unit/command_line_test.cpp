@@ -160,7 +160,8 @@ TEST(CommandLineTest, EveryNumberIsRangeChecked) {
     Program program;
     EXPECT_EQ(program.parse({flag, "1"}), ParseOutcome::kRun) << flag;
   }
-  for (const char* flag : {"--lr", "--weight-decay", "--clip", "--beta1", "--beta2", "--eps", "--dropout", "--timeout"}) {
+  for (const char* flag :
+       {"--lr", "--weight-decay", "--clip", "--beta1", "--beta2", "--eps", "--dropout", "--timeout", "--peak-tflops"}) {
     for (const char* bad :
          {"-1", "-1e-9", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "", "0.1x", "x", "0x1p3", "1,5", " 1", "+0.5"}) {
       const std::string error = error_of({flag, bad});
@@ -170,6 +171,7 @@ TEST(CommandLineTest, EveryNumberIsRangeChecked) {
     EXPECT_EQ(program.parse({flag, "0.5"}), ParseOutcome::kRun) << flag;
   }
   for (const char* flag : {"--dropout", "--beta1", "--beta2"}) EXPECT_NE(error_of({flag, "1"}), "no error");
+  for (const char* flag : {"--eps", "--peak-tflops"}) EXPECT_NE(error_of({flag, "0"}), "no error");
   for (const char* flag : {"--seed", "--sample"}) {
     EXPECT_NE(error_of({flag, "-1"}), "no error");
     EXPECT_EQ(error_of({flag, "0"}), "no error");

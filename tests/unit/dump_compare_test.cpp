@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "common/device/error.h"
 #include "common/io/file.h"
@@ -180,6 +181,42 @@ TEST_F(DumpCompareTest, DefaultTolerancesFollowTheCoarserDtype) {
     EXPECT_EQ(compare(near, b).status, 0) << dtype_name(c.a) << dtype_name(c.b);
     EXPECT_EQ(compare(far, b).status, 1) << dtype_name(c.a) << dtype_name(c.b);
     EXPECT_EQ(compare(far, b, {"--tolerance", "0.1"}).status, 0);
+  }
+}
+
+// Losses and norms are written in fp64 whatever computed them. The metadata says what did, else the dtypes of the others.
+TEST_F(DumpCompareTest, WhatWasComputedInADtypeIsJudgedByIt) {
+  for (const auto& [dtype, holds, departs] :
+       {std::tuple{Dtype::kFp64, 1e-12, 1e-10}, {Dtype::kFp32, 1e-6, 1e-4}, {Dtype::kBf16, 1e-3, 5e-2}}) {
+    const Metadata metadata{{"dtype", dtype_name(dtype)}};
+    for (const char* name : {"loss", "grad_norm", "step_loss", "grad/lm_head.weight", "final/lm_head.weight"}) {
+      NamedTensors b{{name, random_tensor({1}, Dtype::kFp64, 1)}}, near = b, far = b;
+      disturb(near[name], 0, holds);
+      disturb(far[name], 0, departs);
+      write_dump(path("b"), b, metadata);
+      write_dump(path("near"), near, metadata);
+      write_dump(path("far"), far, metadata);
+      write_dump(path("exact"), b, {{"dtype", "fp64"}});
+      EXPECT_EQ(run({path("near"), path("b")}).status, 0) << name << dtype_name(dtype);
+      EXPECT_EQ(run({path("far"), path("b")}).status, 1) << name << dtype_name(dtype);
+      EXPECT_EQ(run({path("near"), path("exact")}).status, 0) << "the coarser of the two";
+      EXPECT_EQ(run({path("exact"), path("near")}).status, 0);
+      for (NamedTensors* t : {&b, &near, &far}) (*t)["logits"] = random_tensor({8, 8}, dtype, 2);
+      EXPECT_EQ(compare(near, b).status, 0) << name << " beside logits in " << dtype_name(dtype);
+      EXPECT_EQ(compare(far, b).status, 1) << name << " beside logits in " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST_F(DumpCompareTest, WhatWasNotComputedKeepsTheToleranceOfItsOwnDtype) {
+  for (const char* name : {"init/lm_head.weight", "lm_head.weight", "m/lm_head.weight"}) {
+    NamedTensors a{{name, random_tensor({4, 4}, Dtype::kFp32, 1)}, {"logits", random_tensor({4}, Dtype::kBf16, 2)}}, b = a;
+    disturb(a[name], 0, 1e-4);
+    write_dump(path("a"), a, {{"dtype", "bf16"}});
+    write_dump(path("b"), b, {{"dtype", "bf16"}});
+    const Outcome o = run({path("a"), path("b")});
+    EXPECT_EQ(o.status, 1) << name;
+    EXPECT_EQ(first_of(o.out), name);
   }
 }
 

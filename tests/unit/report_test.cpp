@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 
+#include "common/app/output.h"
 #include "common/device/error.h"
 #include "common/io/file.h"
 
@@ -151,6 +152,27 @@ TEST(ReportTest, TheExitStatusFollowsChecksAndClaims) {
   EXPECT_EQ(bad_check.exit_status(), 1);
   bad_claim.claims.push_back(make_claim("x", 1, 2));
   EXPECT_EQ(bad_claim.exit_status(), 1);
+}
+
+// 1000 tokens in 2 s on 8 devices, as a share of what they could do.
+TEST(ReportTest, MfuIsThereWhereThePeakIsKnown) {
+  Options options;
+  const GptConfig model = preset("tiny");
+  RunRecord record;
+  record.steps.push_back({.ms = 2000, .tokens = 1000, .valid_tokens = 900});
+  Report r = new_report("01_grad_accum", options, model);
+  r.mesh = {{"dp", 4}, {"tp", 2}};
+  fill_report(r, options, model, record, Verdict());
+  EXPECT_EQ(r.timing.at("tokens_per_s"), 500);
+  EXPECT_FALSE(r.timing.contains("mfu"));
+  EXPECT_EQ(r.tables().find("mfu"), std::string::npos);
+  options.peak_tflops = 0.001;
+  fill_report(r, options, model, record, Verdict());
+  // 6 N: q and o, k and v, three of the MLP, the head; 12 L H S.
+  const double per_token = 6.0 * (4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) + 64 * 256) + 12.0 * 4 * 64 * 64;
+  EXPECT_DOUBLE_EQ(r.timing.at("mfu"), 500 * per_token / (0.001e12 * 8));
+  EXPECT_NE(r.tables().find("mfu"), std::string::npos);
+  EXPECT_DOUBLE_EQ(r.to_json().at("timing").at("mfu").as_double(), r.timing.at("mfu"));
 }
 
 TEST(ReportTest, TablesShowEverySectionThatHasRows) {
