@@ -51,10 +51,11 @@ void attention_experiment(const Options& options, Verdict& verdict) {
   auto more = [](const Point& p) { return static_cast<double>(p.naive_bytes - p.flash_bytes); };
   const GptConfig model = model_config(options);
   const auto expected = static_cast<double>(2 * model.heads) * static_cast<double>(dtype_size(accumulator_of(options.dtype)));
-  // Per token, no more than this lives in the backward of the MLP or of the head. Where the scores are fewer the peak may be
-  // there, and says nothing about them.
+  // Per token, the backward of the MLP or of the head holds no more than this beyond what the backward of attention holds: the
+  // three arrays of width F are kept until then and have gradients, and so do the logits. Where the scores are fewer, the peak
+  // may be there and says nothing about them.
   const auto elsewhere =
-      static_cast<double>(4 * model.hidden + 3 * model.ffn + model.vocab) * static_cast<double>(dtype_size(options.dtype));
+      static_cast<double>(8 * model.hidden + 6 * model.ffn + model.vocab) * static_cast<double>(dtype_size(options.dtype));
   for (std::size_t i = 0; i + 1 < points.size(); ++i) {
     const double s = static_cast<double>(points[i].seq);
     if (expected * s < elsewhere) continue;
