@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 
 #include "01_grad_accum/experiments.h"
@@ -12,6 +13,7 @@
 #include "common/kernels/cross_entropy.h"
 #include "common/kernels/rmsnorm.h"
 #include "common/kernels/swiglu.h"
+#include "common/verify/compare.h"
 
 namespace ref5d::grad_accum {
 
@@ -19,11 +21,13 @@ namespace {
 
 constexpr std::int64_t kRows = 2048, kHidden = 256, kFfn = 688, kVocab = 2048;
 
-Tensor array(std::int64_t rows, std::int64_t columns, double value) {
-  const std::vector<double> values(static_cast<std::size_t>(rows * columns), value);
-  return Tensor::from_host(HostTensor::from_doubles(values, {rows, columns}, Dtype::kFp32), Dtype::kFp32,
-                           MemoryCategory::kWorkspace, device().compute());
+Tensor input(const Shape& shape, double phase) {
+  std::vector<double> values(static_cast<std::size_t>(product(shape)));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(0.7 * static_cast<double>(i) + phase);
+  return Tensor::from_host(HostTensor::from_doubles(values, shape, Dtype::kFp32), Dtype::kFp32, MemoryCategory::kWorkspace,
+                           device().compute());
 }
+Tensor output(const Shape& shape) { return Tensor::empty(shape, Dtype::kFp32, MemoryCategory::kWorkspace, device().compute()); }
 
 double median_ms(const std::function<void()>& work) {
   std::vector<double> ms;
@@ -37,82 +41,97 @@ double median_ms(const std::function<void()>& work) {
   return ms[ms.size() / 2];
 }
 
-// Bytes of the arrays that kernels read and write, an array counted once for each kernel that touches it.
-double bytes(std::initializer_list<const Tensor*> touched) {
-  double sum = 0;
-  for (const Tensor* t : touched) sum += static_cast<double>(t->bytes());
-  return sum;
-}
-
-struct Line {
-  const char* name;
-  double fused_bytes, unfused_bytes, fused_ms, unfused_ms;
+// One way to compute an operation: what a call of it moves by the ledger, what it returns, and how long it takes.
+struct Way {
+  double bytes = 0, ms = 0;
+  NamedValues results;
 };
 
-Line swiglu() {
-  Stream& s = device().compute();
-  const Tensor gate = array(kRows, kFfn, 0.5), up = array(kRows, kFfn, 0.25), y = array(kRows, kFfn, 0),
-               scratch = array(kRows, kFfn, 0);
-  // fused: gate, up -> y.  step by step: gate -> silu; silu, up -> y
-  return {"SwiGLU", bytes({&gate, &up, &y}), bytes({&gate, &scratch, &scratch, &up, &y}),
-          median_ms([&] { swiglu_forward(s, y, gate, up); }),
-          median_ms([&] { swiglu_forward_unfused(s, y, scratch, gate, up); })};
+Way measure(const std::function<void()>& work, std::initializer_list<std::pair<const char*, const Tensor*>> results) {
+  Way way;
+  device().bytes().reset();
+  work();
+  way.bytes = static_cast<double>(device().bytes().total());
+  for (const auto& [name, tensor] : results) way.results[name] = tensor->to_doubles(device().compute());
+  way.ms = median_ms(work);
+  return way;
 }
 
-Line rmsnorm() {
+// The expected ratio counts the large arrays; the small ones (weights, statistics, labels) are under 1%.
+struct Operation {
+  const char* name;
+  double expected_ratio;
+  Way fused, steps;
+};
+
+// fused: gate, up -> y.  step by step: gate -> silu; silu, up -> y
+Operation swiglu() {
   Stream& s = device().compute();
-  const Tensor x = array(kRows, kHidden, 0.5), y = array(kRows, kHidden, 0), squares = array(kRows, kHidden, 0),
-               normalised = array(kRows, kHidden, 0);
-  const Tensor w = array(1, kHidden, 1).view({kHidden}), rstd = array(1, kRows, 0).view({kRows});
-  // step by step: x -> squares; squares -> rstd; x, rstd -> normalised; normalised, w -> y
-  return {"RMSNorm", bytes({&x, &w, &rstd, &y}),
-          bytes({&x, &squares, &squares, &rstd, &x, &rstd, &normalised, &normalised, &w, &y}),
-          median_ms([&] { rmsnorm_forward(s, y, rstd, x, w, 1e-5); }),
-          median_ms([&] { rmsnorm_forward_unfused(s, y, rstd, squares, normalised, x, w, 1e-5); })};
+  const Shape shape{kRows, kFfn};
+  const Tensor gate = input(shape, 0), up = input(shape, 1), y = output(shape), silu = output(shape);
+  return {"SwiGLU", 5.0 / 3.0, measure([&] { swiglu_forward(s, y, gate, up); }, {{"SwiGLU y", &y}}),
+          measure([&] { swiglu_forward_unfused(s, y, silu, gate, up); }, {{"SwiGLU y", &y}})};
 }
 
-Line cross_entropy_line() {
+// fused: x -> y.  step by step: x -> squares; squares -> rstd; x -> normalised; normalised -> y
+Operation rmsnorm() {
   Stream& s = device().compute();
-  const Tensor logits = array(kRows, kVocab, 0.5), dlogits = array(kRows, kVocab, 0), p = array(kRows, kVocab, 0),
-               loss = array(1, kRows, 0).view({kRows});
+  const Shape shape{kRows, kHidden};
+  const Tensor x = input(shape, 0), w = input({kHidden}, 1), rstd = output({kRows}), y = output(shape), squares = output(shape),
+               normalised = output(shape);
+  return {"RMSNorm", 7.0 / 2.0,
+          measure([&] { rmsnorm_forward(s, y, rstd, x, w, 1e-5); }, {{"RMSNorm y", &y}, {"RMSNorm rstd", &rstd}}),
+          measure([&] { rmsnorm_forward_unfused(s, y, rstd, squares, normalised, x, w, 1e-5); },
+                  {{"RMSNorm y", &y}, {"RMSNorm rstd", &rstd}})};
+}
+
+// fused: logits -> dlogits in their place.  step by step: logits -> p; one p of each row -> loss; p -> dlogits
+Operation cross_entropy_operation() {
+  Stream& s = device().compute();
+  const Shape shape{kRows, kVocab};
+  const Tensor logits = input(shape, 0), in_place = input(shape, 0), dlogits = output(shape), p = output(shape),
+               loss = output({kRows});
   const Tensor labels = Tensor::zeros({kRows}, Dtype::kInt32, MemoryCategory::kWorkspace, s);
-  // fused: logits, labels -> dlogits in their place, loss.  step by step: logits -> p; p, labels -> loss; p, labels -> dlogits
-  return {"cross-entropy", bytes({&logits, &labels, &logits, &loss}),
-          bytes({&logits, &p, &labels, &loss, &p, &labels, &dlogits}),
-          median_ms([&] { cross_entropy(s, logits, loss, labels, 1e-3); }),
-          median_ms([&] { cross_entropy_unfused(s, dlogits, p, loss, logits, labels, 1e-3); })};
+  return {"cross-entropy", 4.0 / 2.0,
+          measure([&] { cross_entropy(s, in_place, loss, labels, 1e-3); },
+                  {{"cross-entropy dlogits", &in_place}, {"cross-entropy loss", &loss}}),
+          measure([&] { cross_entropy_unfused(s, dlogits, p, loss, logits, labels, 1e-3); },
+                  {{"cross-entropy dlogits", &dlogits}, {"cross-entropy loss", &loss}})};
+}
+
+NamedValues gradients(const Options& options, bool fused) {
+  const GptConfig model = model_config(options);
+  TrainerOptions t = trainer_options(options, model);
+  t.storage.dtype = Dtype::kFp64;
+  t.gemm = GemmKind::kBlas;  // tensor cores do not take fp64
+  t.fused = fused;
+  const Dataset data(dataset_options(options, model));
+  Trainer trainer(t, data);
+  trainer.accumulate();
+  return trainer.gradients();
 }
 
 }  // namespace
 
 void fusion_experiment(const Options& options, Verdict& verdict) {
-  const Line lines[] = {swiglu(), rmsnorm(), cross_entropy_line()};
-  // In units of the large array, the small ones (weights, statistics, labels: under 1%) aside.
-  const double expected[] = {5.0 / 3.0, 7.0 / 2.0, 4.0 / 2.0};
-  for (std::size_t i = 0; i < std::size(lines); ++i) {
-    verdict.claim(make_claim(fmt::format("fusion {}: bytes step by step / fused", lines[i].name), expected[i],
-                             lines[i].unfused_bytes / lines[i].fused_bytes, 0.01));
+  const Operation operations[] = {swiglu(), rmsnorm(), cross_entropy_operation()};
+  for (const Operation& o : operations) {
+    verdict.claim(make_claim(fmt::format("fusion {}: bytes step by step / fused", o.name), o.expected_ratio,
+                             o.steps.bytes / o.fused.bytes, 0.01));
+    verdict.add_set("fused against step-by-step outputs",
+                    compare_sets(o.steps.results, o.fused.results, CompareKind::kActivation), least_tolerance(Dtype::kFp32));
   }
-  // The whole model trains to the same values either way (another order of rounding, so not the same bits).
-  auto gradients = [&](bool fused) {
-    const GptConfig model = model_config(options);
-    TrainerOptions t = trainer_options(options, model);
-    t.storage.dtype = Dtype::kFp64;
-    t.fused = fused;
-    const Dataset data(dataset_options(options, model));
-    Trainer trainer(t, data);
-    trainer.accumulate();
-    return trainer.gradients();
-  };
+  // The whole model has the same gradients either way (another order of rounding, so not the same bits).
   verdict.add_set("fused against step-by-step gradients",
-                  compare_sets(gradients(false), gradients(true), CompareKind::kGradient), least_tolerance(Dtype::kFp64));
+                  compare_sets(gradients(options, false), gradients(options, true), CompareKind::kGradient),
+                  least_tolerance(Dtype::kFp64));
   if (options.quiet) return;
   fmt::print("\nFusion, {} rows in fp32: bytes moved and time of one call\n", kRows);
   fmt::print("  {:<14} {:>12} {:>14} {:>7} {:>10} {:>16} {:>7}\n", "", "fused, MB", "by steps, MB", "ratio", "fused, ms",
              "by steps, ms", "ratio");
-  for (const Line& l : lines) {
-    fmt::print("  {:<14} {:>12.2f} {:>14.2f} {:>7.2f} {:>10.3f} {:>16.3f} {:>7.2f}\n", l.name, l.fused_bytes / 1e6,
-               l.unfused_bytes / 1e6, l.unfused_bytes / l.fused_bytes, l.fused_ms, l.unfused_ms, l.unfused_ms / l.fused_ms);
+  for (const Operation& o : operations) {
+    fmt::print("  {:<14} {:>12.2f} {:>14.2f} {:>7.2f} {:>10.3f} {:>16.3f} {:>7.2f}\n", o.name, o.fused.bytes / 1e6,
+               o.steps.bytes / 1e6, o.steps.bytes / o.fused.bytes, o.fused.ms, o.steps.ms, o.steps.ms / o.fused.ms);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "01_grad_accum/experiments.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
+#include "common/kernels/adamw.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/random.h"
 
@@ -31,6 +32,7 @@ double bytes_per_parameter(const Options& given, const Variant& v, double* by_ca
   options.fused_grad_accum = v.fused;
   options.fp32_grads = v.fp32_sum;
   options.load.clear();
+  options.gemm = "blas";  // nothing is multiplied, and tensor cores take bf16 alone
   const GptConfig model = model_config(options);
   const Dataset data(dataset_options(options, model));
   const Trainer trainer(trainer_options(options, model), data);
@@ -68,20 +70,30 @@ double sum_of_ones(GradientMode mode, bool fp32_sum, int count) {
   return p.final_gradient().to_doubles(stream)[0];
 }
 
-// A weight of 1.0 after `count` updates of -step, with a master and without: {master (or the weight itself), bf16 weight}.
-std::pair<double, double> after_updates(bool with_master, double step, int count) {
+// A bf16 weight of 1.0 and its master.
+struct Weight {
+  double master, bf16;
+};
+
+// After `count` steps of AdamW, each of which moves it by -lr: Adam divides the constant gradient by its own size. A master
+// that is not kept is made from the bf16 weight before every step.
+Weight after_updates(bool keep_master, double lr, double gradient, int count) {
   Stream& stream = device().compute();
-  const Tensor update = Tensor::empty({1}, Dtype::kFp32, MemoryCategory::kWorkspace, stream);
-  const Tensor master = Tensor::empty({1}, Dtype::kFp32, MemoryCategory::kWorkspace, stream);
-  const Tensor weight = Tensor::empty({1}, Dtype::kBf16, MemoryCategory::kWorkspace, stream);
-  fill_constant(stream, update, step);
-  fill_constant(stream, master, 1.0);
-  fill_constant(stream, weight, 1.0);
-  for (int i = 0; i < count; ++i) {
-    scaled_add(stream, with_master ? master : weight, update, -1.0);
-    if (with_master) convert(stream, weight, master);
+  auto constant = [&](Dtype dtype, double value) {
+    const Tensor t = Tensor::empty({1}, dtype, MemoryCategory::kWorkspace, stream);
+    fill_constant(stream, t, value);
+    return t;
+  };
+  const Tensor weight = constant(Dtype::kBf16, 1), master = constant(Dtype::kFp32, 1), grad = constant(Dtype::kFp32, gradient),
+               m = constant(Dtype::kFp32, 0), v = constant(Dtype::kFp32, 0), scale = constant(Dtype::kFp64, 1);
+  AdamwOptions adam;
+  adam.lr = lr;
+  adam.weight_decay = 0;
+  for (int step = 1; step <= count; ++step) {
+    if (!keep_master) convert(stream, master, weight);
+    adamw(stream, weight, master, grad, m, v, scale, adam, step);
   }
-  return {(with_master ? master : weight).to_doubles(stream)[0], weight.to_doubles(stream)[0]};
+  return {master.to_doubles(stream)[0], weight.to_doubles(stream)[0]};
 }
 
 }  // namespace
@@ -107,12 +119,11 @@ void precision_experiment(const Options& options, Verdict& verdict) {
   verdict.claim(
       make_claim("precision: 512 gradients of 1.0, added in bf16", 256, sum_of_ones(GradientMode::kDirect, false, 512)));
   // Just below 1.0 the spacing is 2^-8 = 0.0039: an update of 1e-3 is less than half of it.
-  verdict.claim(make_claim("precision: 1.0 + 1e-4 in bf16", 1, after_updates(false, -1e-4, 1).second));
-  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, bf16 alone", 1, after_updates(false, 1e-3, 10).second));
-  verdict.claim(
-      make_claim("precision: 1.0 after ten updates of -1e-3, fp32 master", 0.99, after_updates(true, 1e-3, 10).first, 1e-6));
-  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, the master's bf16 copy", 0.98828125,
-                           after_updates(true, 1e-3, 10).second));
+  verdict.claim(make_claim("precision: 1.0 + 1e-4 in bf16", 1, after_updates(false, 1e-4, -1, 1).bf16));
+  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, bf16 alone", 1, after_updates(false, 1e-3, 1, 10).bf16));
+  const Weight kept = after_updates(true, 1e-3, 1, 10);
+  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, fp32 master", 0.99, kept.master, 1e-6));
+  verdict.claim(make_claim("precision: 1.0 after ten updates of -1e-3, the master's bf16 copy", 0.98828125, kept.bf16));
 }
 
 }  // namespace ref5d::grad_accum

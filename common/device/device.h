@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "common/device/bytes_ledger.h"
 #include "common/device/flops_ledger.h"
 #include "common/device/memory_ledger.h"
 #include "common/device/profiler.h"
@@ -15,6 +16,7 @@ class Device {
  public:
   [[nodiscard]] MemoryLedger& memory() { return memory_; }
   [[nodiscard]] FlopsLedger& flops() { return flops_; }
+  [[nodiscard]] BytesLedger& bytes() { return bytes_; }
   [[nodiscard]] Profiler& profiler() { return profiler_; }
   // The stream that computes. Created on first use.
   [[nodiscard]] Stream& compute();
@@ -30,6 +32,7 @@ class Device {
  private:
   MemoryLedger memory_;
   FlopsLedger flops_;
+  BytesLedger bytes_;
   Profiler profiler_;
   int threads_ = 1;
   std::unique_ptr<Stream> compute_;

@@ -3,6 +3,7 @@
 
 #include "common/device/launch.h"
 #include "common/device/math.h"
+#include "common/kernels/counted.h"
 #include "common/kernels/cross_entropy.h"
 #include "common/kernels/dispatch.h"
 
@@ -145,8 +146,8 @@ void expect_rows(const Tensor& logits, const Tensor& loss, const Tensor& labels)
 void cross_entropy(Stream& stream, const Tensor& logits, const Tensor& loss, const Tensor& labels, double scale) {
   expect_rows(logits, loss, labels);
   dispatch(logits.dtype(), [&]<typename T>() {
-    launch<cross_entropy_kernel<T>>(stream, unsigned(logits.dim(0)), block_size(256), logits.data<T>(), loss.data<Acc<T>>(),
-                                    labels.data<std::int32_t>(), logits.dim(1), Acc<T>(scale));
+    launch<cross_entropy_kernel<T>>(stream, unsigned(logits.dim(0)), block_size(256), updates<T>(logits), writes<Acc<T>>(loss),
+                                    reads<std::int32_t>(labels), logits.dim(1), Acc<T>(scale));
   });
 }
 
@@ -166,12 +167,12 @@ void cross_entropy_unfused(Stream& stream, const Tensor& dlogits, const Tensor& 
   expect(probabilities, logits.shape(), logits.dtype(), "cross_entropy probabilities");
   for (const Tensor* t : {&dlogits, &probabilities}) expect_contiguous(*t, "cross_entropy");
   dispatch(logits.dtype(), [&]<typename T>() {
-    const auto* l = labels.data<std::int32_t>();
-    launch<softmax_kernel<T>>(stream, unsigned(rows), block_size(256), probabilities.data<T>(), logits.data<T>(), vocab);
-    launch<loss_of_probabilities_kernel<T>>(stream, grid_for(rows), block_size(256), loss.data<Acc<T>>(),
-                                            probabilities.data<T>(), l, rows, vocab);
-    launch<gradient_of_probabilities_kernel<T>>(stream, unsigned(rows), block_size(256), dlogits.data<T>(),
-                                                probabilities.data<T>(), l, vocab, Acc<T>(scale));
+    launch<softmax_kernel<T>>(stream, unsigned(rows), block_size(256), writes<T>(probabilities), reads<T>(logits), vocab);
+    // One element of each row: that is not counted as the array's bytes.
+    launch<loss_of_probabilities_kernel<T>>(stream, grid_for(rows), block_size(256), writes<Acc<T>>(loss),
+                                            probabilities.data<T>(), reads<std::int32_t>(labels), rows, vocab);
+    launch<gradient_of_probabilities_kernel<T>>(stream, unsigned(rows), block_size(256), writes<T>(dlogits),
+                                                reads<T>(probabilities), reads<std::int32_t>(labels), vocab, Acc<T>(scale));
   });
 }
 

@@ -1,4 +1,5 @@
 #include "common/device/launch.h"
+#include "common/kernels/counted.h"
 #include "common/kernels/dispatch.h"
 #include "common/kernels/rmsnorm.h"
 #include "common/kernels/row_sums.h"
@@ -64,8 +65,8 @@ void rmsnorm_forward(Stream& stream, const Tensor& y, const Tensor& rstd, const 
   expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm rstd");
   expect(w, {columns}, x.dtype(), "rmsnorm w");
   dispatch(x.dtype(), [&]<typename T>() {
-    launch<rmsnorm_forward_kernel<T>>(stream, unsigned(rows), block_size(256), y.data<T>(), rstd.data<Acc<T>>(), x.data<T>(),
-                                      w.data<T>(), columns, Acc<T>(eps));
+    launch<rmsnorm_forward_kernel<T>>(stream, unsigned(rows), block_size(256), writes<T>(y), writes<Acc<T>>(rstd), reads<T>(x),
+                                      reads<T>(w), columns, Acc<T>(eps));
   });
 }
 

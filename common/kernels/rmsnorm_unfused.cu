@@ -1,5 +1,6 @@
 // RMSNorm as an unfused framework computes it: every step is a kernel, and every intermediate goes through memory.
 #include "common/device/launch.h"
+#include "common/kernels/counted.h"
 #include "common/kernels/dispatch.h"
 #include "common/kernels/rmsnorm.h"
 
@@ -44,14 +45,15 @@ void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd
                              const Tensor& normalised, const Tensor& x, const Tensor& w, double eps) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   for (const Tensor* t : {&y, &squares, &normalised}) expect(*t, {rows, columns}, x.dtype(), "rmsnorm_forward_unfused");
+  expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm_forward_unfused rstd");
+  expect(w, {columns}, x.dtype(), "rmsnorm_forward_unfused w");
   const auto blocks = static_cast<unsigned>(rows);
   dispatch(x.dtype(), [&]<typename T>() {
-    launch<square_kernel<T>>(stream, grid_for(x.numel()), block_size(256), squares.data<T>(), x.data<T>(), x.numel());
-    launch<row_rsqrt_mean_kernel<T>>(stream, blocks, block_size(256), rstd.data<Acc<T>>(), squares.data<T>(), columns,
-                                     Acc<T>(eps));
-    launch<scale_rows_kernel<T>>(stream, blocks, block_size(256), normalised.data<T>(), x.data<T>(), rstd.data<Acc<T>>(),
-                                 columns);
-    launch<scale_columns_kernel<T>>(stream, blocks, block_size(256), y.data<T>(), normalised.data<T>(), w.data<T>(), columns);
+    using A = Acc<T>;
+    launch<square_kernel<T>>(stream, grid_for(x.numel()), block_size(256), writes<T>(squares), reads<T>(x), x.numel());
+    launch<row_rsqrt_mean_kernel<T>>(stream, blocks, block_size(256), writes<A>(rstd), reads<T>(squares), columns, A(eps));
+    launch<scale_rows_kernel<T>>(stream, blocks, block_size(256), writes<T>(normalised), reads<T>(x), reads<A>(rstd), columns);
+    launch<scale_columns_kernel<T>>(stream, blocks, block_size(256), writes<T>(y), reads<T>(normalised), reads<T>(w), columns);
   });
 }
 

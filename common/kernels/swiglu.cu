@@ -1,5 +1,6 @@
 #include "common/device/launch.h"
 #include "common/device/math.h"
+#include "common/kernels/counted.h"
 #include "common/kernels/dispatch.h"
 #include "common/kernels/swiglu.h"
 
@@ -54,7 +55,7 @@ void swiglu_forward(Stream& stream, const Tensor& y, const Tensor& gate, const T
   expect_like(y, gate, "swiglu y");
   const std::int64_t n = gate.numel();
   dispatch(gate.dtype(), [&]<typename T>() {
-    launch<swiglu_forward_kernel<T>>(stream, grid_for(n), block_size(256), y.data<T>(), gate.data<T>(), up.data<T>(), n);
+    launch<swiglu_forward_kernel<T>>(stream, grid_for(n), block_size(256), writes<T>(y), reads<T>(gate), reads<T>(up), n);
   });
 }
 
@@ -79,8 +80,8 @@ void swiglu_forward_unfused(Stream& stream, const Tensor& y, const Tensor& scrat
   expect_like(y, gate, "swiglu y");
   const std::int64_t n = gate.numel();
   dispatch(gate.dtype(), [&]<typename T>() {
-    launch<silu_kernel<T>>(stream, grid_for(n), block_size(256), scratch.data<T>(), gate.data<T>(), n);
-    launch<multiply_kernel<T>>(stream, grid_for(n), block_size(256), y.data<T>(), scratch.data<T>(), up.data<T>(), n);
+    launch<silu_kernel<T>>(stream, grid_for(n), block_size(256), writes<T>(scratch), reads<T>(gate), n);
+    launch<multiply_kernel<T>>(stream, grid_for(n), block_size(256), writes<T>(y), reads<T>(scratch), reads<T>(up), n);
   });
 }
 

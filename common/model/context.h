@@ -105,7 +105,7 @@ struct Context {
   double dropout = 0;
   std::uint64_t dropout_seed = 0;
   std::uint32_t step = 0;
-  bool fused = true;  // false: SwiGLU and cross-entropy step by step, for comparison
+  bool fused = true;  // false: SwiGLU, RMSNorm and cross-entropy step by step, for comparison
 
   const MicroBatch* batch = nullptr;
   Tensor loss_sum;  // fp64 [1]: the sum of cross-entropy over valid labels is added here

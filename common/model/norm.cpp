@@ -16,7 +16,12 @@ Tensor Norm::forward(Context& ctx, const Tensor& x, Saved& saved) const {
   saved.push("norm.x", x);
   saved.push("norm.rstd", rstd);
   if (kind_ == NormKind::kRms) {
-    rmsnorm_forward(ctx.stream, y, rstd, x, weight->weight, eps_);
+    if (ctx.fused) {
+      rmsnorm_forward(ctx.stream, y, rstd, x, weight->weight, eps_);
+    } else {
+      const Tensor squares = ctx.activation(y.shape()), normalised = ctx.activation(y.shape());
+      rmsnorm_forward_unfused(ctx.stream, y, rstd, squares, normalised, x, weight->weight, eps_);
+    }
   } else {
     const Tensor mean = ctx.statistic({x.dim(0)});
     saved.push("norm.mean", mean);

@@ -50,6 +50,7 @@ void Loader::start(std::span<const Row> rows, std::int64_t first_sample) {
 MicroBatch Loader::take(double loss_scale) {
   if (started_ == taken_) throw std::logic_error("no micro-batch was started");
   Slot& slot = slots_[taken_++ % slots_.size()];
+  rows_taken_ += slot.batch;
   wait(compute_, slot.copied);
   MicroBatch b;
   b.batch = slot.batch;

@@ -23,6 +23,10 @@ class Loader {
   // The micro-batch that was started first and not yet taken. Its users on the compute stream run after the copy.
   [[nodiscard]] MicroBatch take(double loss_scale);
 
+  // Micro-batches taken so far, and the rows in them.
+  [[nodiscard]] std::int64_t micro_batches_taken() const { return static_cast<std::int64_t>(taken_); }
+  [[nodiscard]] std::int64_t rows_taken() const { return rows_taken_; }
+
  private:
   static constexpr int kFields = 6;  // tokens, labels, order, start, sample, position
   struct Slot {
@@ -38,6 +42,7 @@ class Loader {
   Stream copy_{"copy"};
   std::array<Slot, 2> slots_;
   std::size_t started_ = 0, taken_ = 0;
+  std::int64_t rows_taken_ = 0;
 };
 
 }  // namespace ref5d

@@ -153,6 +153,23 @@ TEST(GradAccum, EveryExperimentHolds) {
     EXPECT_TRUE(subjects.contains(subject)) << subject;
 }
 
+// An experiment that needs another shape, dtype or text than the run's brings its own.
+TEST(GradAccum, ExperimentsHoldWithTheRunsOtherFlags) {
+  const TempDir dir;
+  passing_run("--layers 2 --no-verify --save " + dir.path("saved"));
+  const std::string short_text = dir.put("short.txt", "Three lines,\n\nof which the second\n\nand third are documents.\n");
+  for (const std::string& flags :
+       {"--layers 2 --load " + dir.path("saved/step_2") + " --experiment all", "--data " + short_text + " --experiment all",
+        std::string("--vocab 4096 --experiment attention"),
+        std::string("--heads 8 --ffn 5000 --dtype bf16 --experiment attention"), std::string("--seq 1 --experiment packing"),
+        std::string("--recompute full --dropout 0.1 --documents pad --experiment packing"),
+        std::string("--dtype bf16 --micro-batch 3 --grad-accum 5 --experiment all"),
+        std::string("--model tiny-gpt2 --seq 9 --experiment all")}) {
+    SCOPED_TRACE(flags);
+    passing_run("--no-verify " + flags);
+  }
+}
+
 TEST(GradAccum, ExperimentsPrintTheirTables) {
   const Outcome run = run_tiny("--experiment all");
   EXPECT_EQ(run.exit_status, 0) << run.description();
