@@ -9,6 +9,7 @@
 #include "common/app/settings.h"
 #include "common/app/version.h"
 #include "common/device/device.h"
+#include "common/train/baselines.h"
 #include "common/train/checkpoint.h"
 #include "common/train/generate.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 // One device, the whole global batch as one micro-batch, nothing recomputed, the plainest way: what the run under test must
 // agree with.
-RunRecord run_baseline(const Options& options, const GptConfig& model, const Dataset& data, Dtype dtype) {
+RunRecord run_baseline(const Options& options, const GptConfig& model, const Dataset& data, Dtype dtype, std::int64_t steps) {
   TrainerOptions big = trainer_options(options, model);
   big.storage = {};
   big.storage.dtype = dtype;
@@ -29,7 +30,6 @@ RunRecord run_baseline(const Options& options, const GptConfig& model, const Dat
   big.attention = AttentionKind::kFlash;
   Trainer trainer(big, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
-  const std::int64_t steps = std::min(options.steps, options.verify_steps);
   const StepPrinter printer(steps, options.quiet);
   RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
     printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
@@ -110,13 +110,15 @@ Report run(const Options& options, const Sabotage* sabotage) {
   Verdict verdict;
   RunRecord record;
   if (options.verify) {
-    const RunRecord truth = run_baseline(options, model, data, Dtype::kFp64);
+    const Baselines single =
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
+                      [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, model, data, dtype, steps); });
+    if (!single.why_fewer.empty() && !options.quiet) fmt::print("{}\n", single.why_fewer);
     const bool fp64 = options.dtype == Dtype::kFp64;
-    const RunRecord own = fp64 ? RunRecord{} : run_baseline(options, model, data, options.dtype);
-    record = run_micro_batches(options, settings, data, options.verify_steps);
-    check_run(verdict, options.dtype, record.values, truth.values, fp64 ? nullptr : &own.values);
-    report.baseline_loss = truth.values.losses;
-    claim_memory(verdict, record, fp64 ? truth : own, options);
+    record = run_micro_batches(options, settings, data, single.steps);
+    check_run(verdict, options.dtype, record.values, single.truth.values, fp64 ? nullptr : &single.own.values);
+    report.baseline_loss = single.truth.values.losses;
+    claim_memory(verdict, record, fp64 ? single.truth : single.own, options);
   } else {
     record = run_micro_batches(options, settings, data, 0);
   }

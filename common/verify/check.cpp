@@ -58,9 +58,9 @@ std::string quantity(double x, const std::string& unit) {
 
 }  // namespace
 
-Check make_check(std::string name, std::string measure, double value, double tolerance) {
+Check make_check(std::string name, std::string measure, double value, double tolerance, double max_abs) {
   const bool pass = std::isfinite(value) && std::isfinite(tolerance) && value <= tolerance;
-  return {std::move(name), std::move(measure), value, tolerance, pass};
+  return {std::move(name), std::move(measure), value, tolerance, pass, max_abs};
 }
 
 Claim make_claim(std::string name, double expected, double measured, double tolerance, std::string unit, std::string note) {
@@ -75,10 +75,11 @@ void Verdict::add(std::string name, std::string measure, double value, double to
 
 void Verdict::add_condition(std::string name, bool holds) { add(std::move(name), "violated (0 or 1)", holds ? 0 : 1, 0); }
 
-void Verdict::add_set(std::string_view prefix, std::span<const NamedError> errors, double tolerance) {
+void Verdict::add_set(std::string_view prefix, std::span<const NamedError> errors, double tolerance, std::string_view measure) {
   for (const NamedError& e : errors) {
-    add(fmt::format("{}/{}", prefix, e.name), e.note.empty() ? "relative error" : "relative error (" + e.note + ")",
-        e.error.relative, tolerance);
+    checks_.push_back(make_check(fmt::format("{}/{}", prefix, e.name),
+                                 e.note.empty() ? std::string(measure) : fmt::format("{} ({})", measure, e.note),
+                                 e.error.relative, tolerance, e.error.max_abs));
   }
 }
 
@@ -104,23 +105,25 @@ bool Verdict::pass() const {
 
 std::string checks_table(std::span<const Check> checks) {
   if (checks.empty()) return "";
-  std::vector<std::vector<std::string>> rows{{"check", "count", "worst", "measure", "value", "tolerance", ""}};
+  std::vector<std::vector<std::string>> rows{{"check", "count", "worst", "measure", "value", "tolerance", "max |a-b|", ""}};
   std::int64_t failed = 0;
   for (const Group& g : group_checks(checks)) {
     const Check& w = *g.worst;
     const std::string rest = w.name == g.name ? "" : w.name.substr(g.name.size() + 1);
     const std::string verdict = g.failed == 0 ? verdict_word(true) : fmt::format("FAIL ({})", g.failed);
-    rows.push_back({g.name, fmt::format("{}", g.checks), rest, w.measure, number(w.value), number(w.tolerance), verdict});
+    rows.push_back({g.name, fmt::format("{}", g.checks), rest, w.measure, number(w.value), number(w.tolerance),
+                    w.max_abs < 0 ? "" : number(w.max_abs), verdict});
     failed += g.failed;
   }
-  std::string text = format_table(rows, "lrllrrl");
+  std::string text = format_table(rows, "lrllrrrl");
   if (failed == 0) return text + fmt::format("all {} checks hold\n", checks.size());
   text += fmt::format("{} of {} checks failed:\n", failed, checks.size());
-  std::vector<std::vector<std::string>> failures{{"failed check", "measure", "value", "tolerance"}};
+  std::vector<std::vector<std::string>> failures{{"failed check", "measure", "value", "tolerance", "max |a-b|"}};
   for (const Check& c : checks) {
-    if (!c.pass) failures.push_back({c.name, c.measure, number(c.value), number(c.tolerance)});
+    if (!c.pass)
+      failures.push_back({c.name, c.measure, number(c.value), number(c.tolerance), c.max_abs < 0 ? "" : number(c.max_abs)});
   }
-  return text + format_table(failures, "llrr");
+  return text + format_table(failures, "llrrr");
 }
 
 std::string claims_table(std::span<const Claim> claims) {

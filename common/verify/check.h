@@ -17,7 +17,8 @@ struct Check {
   std::string measure;  // what `value` is: "relative error"
   double value = 0;
   double tolerance = 0;
-  bool pass = false;  // value <= tolerance, both finite
+  bool pass = false;    // value <= tolerance, both finite
+  double max_abs = -1;  // largest |a - b| of the compared elements, for the eye; -1 where nothing of the kind was compared
 };
 
 struct Claim {
@@ -30,9 +31,11 @@ struct Claim {
   std::string note;
 };
 
-[[nodiscard]] Check make_check(std::string name, std::string measure, double value, double tolerance);
+[[nodiscard]] Check make_check(std::string name, std::string measure, double value, double tolerance, double max_abs = -1);
 [[nodiscard]] Claim make_claim(std::string name, double expected, double measured, double tolerance = 0, std::string unit = "",
                                std::string note = "");
+
+inline constexpr std::string_view kRelativeError = "relative error";
 
 // Collects the checks and claims of a run.
 class Verdict {
@@ -41,7 +44,8 @@ class Verdict {
   // A condition without a number ("replicas are bitwise equal"): value 0 or 1 against tolerance 0.
   void add_condition(std::string name, bool holds);
   // One check "prefix/NAME" per entry, on the relative error. An entry that could not be compared fails and says why.
-  void add_set(std::string_view prefix, std::span<const NamedError> errors, double tolerance);
+  void add_set(std::string_view prefix, std::span<const NamedError> errors, double tolerance,
+               std::string_view measure = kRelativeError);
   // The same with a tolerance per name (yardstick_tolerances). A name without one fails: nothing excuses it.
   void add_set(std::string_view prefix, std::span<const NamedError> errors, const std::map<std::string, double>& tolerances);
   void claim(Claim claim) { claims_.push_back(std::move(claim)); }

@@ -17,8 +17,10 @@ Json to_array(const std::vector<Row>& rows, const ToObject& to_object) {
 }
 
 Json check_to_json(const Check& c) {
-  return Json::object(
+  Json object = Json::object(
       {{"name", c.name}, {"measure", c.measure}, {"value", c.value}, {"tolerance", c.tolerance}, {"pass", c.pass}});
+  if (!(c.max_abs < 0)) object.append_member("max_abs", Json(c.max_abs));
+  return object;
 }
 
 Json claim_to_json(const Claim& c) {
@@ -50,8 +52,9 @@ Json memory_to_json(const MemoryRow& m) {
 }
 
 Check check_from_json(const Json& j) {
-  return {j.at("name").as_string(), j.at("measure").as_string(), j.at("value").as_double(), j.at("tolerance").as_double(),
-          j.at("pass").as_bool()};
+  const Json* max_abs = j.find("max_abs");
+  return {j.at("name").as_string(),      j.at("measure").as_string(), j.at("value").as_double(),
+          j.at("tolerance").as_double(), j.at("pass").as_bool(),      max_abs == nullptr ? -1 : max_abs->as_double()};
 }
 
 Claim claim_from_json(const Json& j) {

@@ -20,9 +20,13 @@ struct RunValues {
 //   fp64: against the fp64 baseline, within 1e-11; parameters after the last step.
 //   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error
 //   against the truth may be 3 times own's. Parameters are compared by their update (final - initial), since an unchanged
-//   weight would hide a missing one. An update's yardstick is own's worst over all tensors: Adam divides a gradient by its
-//   magnitude, so almost all of an update's rounding error sits in the few elements of the model whose gradient is near epsilon
-//   (d/dg g/(|g|+eps) = eps/(|g|+eps)^2), and which tensor they fall in is chance.
+//   weight would hide a missing one. An update's yardstick is own's worst over all tensors: which tensors the elements with
+//   the smallest gradients fall in is chance (kUpdateTrim).
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
+
+// How far `own` is from `truth` in the worst of what has a yardstick beyond the first step: the updates of all parameters
+// together, a loss, a gradient norm. Above kMostYardstickError three times it exceeds kMostTolerance, and right runs may fail.
+inline constexpr double kMostYardstickError = kMostTolerance / 3;
+[[nodiscard]] double yardstick_error(const RunValues& own, const RunValues& truth);
 
 }  // namespace ref5d

@@ -96,10 +96,24 @@ TEST(TensorErrorTest, ExtremeMagnitudesNeitherOverflowNorVanish) {
   }
 }
 
+TEST(TensorErrorTest, TrimmingLeavesOutTheFurthestOff) {
+  std::vector<double> b(200, 1.0), a = b;
+  a[7] = 5, a[100] = -3;
+  EXPECT_EQ(tensor_error(a, b, 0, 0.01).relative, 0);
+  EXPECT_EQ(tensor_error(a, b, 0, 0.01).max_abs, 4) << "of all elements";
+  a[150] = 2;
+  EXPECT_DOUBLE_EQ(tensor_error(a, b, 0, 0.01).relative, 1 / std::sqrt(200.0));
+  EXPECT_EQ(tensor_error(std::vector<double>{2}, std::vector<double>{1}, 0, 0.01).relative, 0) << "at least one";
+  a[3] = kNan;
+  EXPECT_EQ(tensor_error(a, b, 0, 0.5).relative, kInf) << "what is not finite is never left out";
+}
+
 TEST(FloorsTest, FollowTheirDefinitions) {
   const NamedValues b{{"p", std::vector<double>(9, 2.0)}, {"q", std::vector<double>(16, 0.0)}};  // norm 6, 25 elements, rms 1.2
-  EXPECT_NEAR(Floors(CompareKind::kGradient, b).of(16), 6e-6, 1e-18);
-  EXPECT_NEAR(Floors(CompareKind::kActivation, b).of(16), 6e-6, 1e-18);
+  const double rounding = 6 * std::numeric_limits<double>::epsilon() / 1e-11;
+  EXPECT_NEAR(Floors(CompareKind::kGradient, b).of(16), rounding, 1e-15);
+  EXPECT_NEAR(Floors(CompareKind::kActivation, b).of(16), rounding, 1e-15);
+  EXPECT_NEAR(Floors(CompareKind::kUpdate, b).of(16), 4 * 1.2, 1e-12);
   EXPECT_NEAR(Floors(CompareKind::kParameter, b).of(16), 4 * 1.2, 1e-12);
   NormSum sum;
   sum.add(b.at("p"));

@@ -1,0 +1,136 @@
+// How a run is judged: what a right run may differ by, and what no yardstick excuses.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "common/train/baselines.h"
+#include "common/verify/run_checks.h"
+
+namespace ref5d {
+namespace {
+
+// Two parameters, three steps; `noise` is the relative error of everything, drawn from `seed`.
+RunValues values(double noise, unsigned seed) {
+  std::mt19937 truth(7), rounding(seed);
+  std::normal_distribution<double> normal(0, 1);
+  const auto near = [&](double x) { return x * (1 + noise * normal(rounding)); };
+  RunValues r;
+  for (double loss : {5.0, 4.0, 3.5}) r.losses.push_back(near(loss));
+  for (double norm : {1.0, 2.0, 1.5}) r.grad_norms.push_back(near(norm));
+  for (const char* name : {"a", "b"}) {
+    for (int i = 0; i < 400; ++i) {
+      const double w = normal(truth), g = normal(truth), u = 0.01 * normal(truth);
+      r.initial[name].push_back(w);
+      r.gradients[name].push_back(near(g));
+      r.final_weights[name].push_back(w + near(u));
+    }
+  }
+  return r;
+}
+
+std::vector<std::string> failures(Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own) {
+  Verdict verdict;
+  check_run(verdict, dtype, candidate, truth, own);
+  std::vector<std::string> names;
+  for (const Check& c : verdict.checks()) {
+    if (!c.pass) names.push_back(c.name);
+  }
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(RunChecks, ARunAsGoodAsTheSingleDeviceRunPasses) {
+  const RunValues truth = values(0, 0);
+  for (unsigned seed = 1; seed <= 50; ++seed) {
+    const RunValues own = values(1e-5, seed);
+    EXPECT_EQ(failures(Dtype::kFp32, values(1e-5, 1000 + seed), truth, &own), Names{}) << seed;
+  }
+}
+
+TEST(RunChecks, ATenthOfThePrecisionFails) {
+  const RunValues truth = values(0, 0), own = values(1e-5, 1);
+  const Names names = failures(Dtype::kFp32, values(1e-4, 2), truth, &own);
+  for (const char* name : {"gradients/a", "gradients/b", "updates/a", "updates/b"})
+    EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
+}
+
+TEST(RunChecks, Fp64HasNoYardstick) {
+  const RunValues truth = values(0, 0);
+  EXPECT_EQ(failures(Dtype::kFp64, values(1e-13, 1), truth, nullptr), Names{});
+  EXPECT_EQ(failures(Dtype::kFp64, values(1e-9, 1), truth, nullptr).size(), 3u + 3u + 2u) << "the parameters' errors are small";
+  EXPECT_THROW((void)failures(Dtype::kFp32, truth, truth, nullptr), std::logic_error);
+}
+
+// The own run's loss and norm are exact at every step, by luck; its weights and gradients are not.
+TEST(RunChecks, LuckOfASingleNumberIsNoYardstick) {
+  const RunValues truth = values(0, 0);
+  RunValues own = values(1e-4, 1), candidate = values(1e-4, 2);
+  own.losses = candidate.losses = truth.losses;
+  own.grad_norms = candidate.grad_norms = truth.grad_norms;
+  candidate.losses[2] *= 1 + 5e-5;      // training moved it by 1.5 of 3.5
+  candidate.grad_norms[0] *= 1 + 1e-4;  // its vector is as far off
+  candidate.grad_norms[1] *= 1 + 1e-4;
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
+  candidate.losses[0] *= 1 + 1e-5;  // before any update there is nothing that could excuse it
+  candidate.losses[2] *= 1 + 5e-4;
+  candidate.grad_norms[0] *= 1 + 1e-3;
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), (Names{"loss/step 1", "loss/step 3", "grad norm/step 1"}));
+}
+
+// Elements whose gradient is all rounding move either way; a part of a tensor that did not move is a fault.
+TEST(RunChecks, AFewStrayUpdatesPassAndAPartThatDidNotMoveFails) {
+  const RunValues truth = values(0, 0), own = values(1e-5, 1);
+  RunValues candidate = values(1e-5, 2);
+  for (int i : {3, 200, 399}) candidate.final_weights["a"][static_cast<std::size_t>(i)] = truth.initial.at("a")[i] - 0.01;
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
+  for (std::size_t i = 0; i < 8; ++i) candidate.final_weights["b"][i] = truth.initial.at("b")[i];  // 2% of it
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/b"});
+}
+
+TEST(RunChecks, NoYardstickExcusesATensorThatNeverMoved) {
+  const RunValues truth = values(0, 0), own = values(3.0, 1);
+  RunValues candidate = truth;
+  candidate.final_weights["a"] = truth.initial.at("a");
+  candidate.gradients["b"].assign(400, 0.0);
+  candidate.losses = {5.0, 5.0, 5.0 * 3};
+  EXPECT_EQ(failures(Dtype::kBf16, candidate, truth, &own), (Names{"loss/step 3", "gradients/b", "updates/a"}));
+}
+
+TEST(RunChecks, ABrokenRunFailsEverywhere) {
+  const RunValues truth = values(0, 0), own = values(1e-5, 1);
+  RunValues candidate = values(1e-5, 2);
+  for (double& x : candidate.gradients["a"]) x = std::nan("");
+  for (double& x : candidate.losses) x = std::nan("");
+  candidate.gradients.erase("b");
+  const Names names = failures(Dtype::kFp32, candidate, truth, &own);
+  EXPECT_EQ(names, (Names{"loss/step 1", "loss/step 2", "loss/step 3", "gradients/a", "gradients/b"}));
+}
+
+// A run whose error doubles with each step.
+RunRecord record(Dtype dtype, std::int64_t steps) {
+  RunRecord r;
+  r.values = values(0, 0);
+  if (dtype == Dtype::kFp64) return r;
+  const double error = 0.02 * std::pow(2.0, static_cast<double>(steps));
+  for (auto& [name, w] : r.values.final_weights) {
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] += error * (w[i] - r.values.initial.at(name)[i]);
+  }
+  return r;
+}
+
+TEST(Baselines, TakeAsManyStepsAsTheYardstickLasts) {
+  const Baselines few = run_baselines(Dtype::kBf16, 2, record);
+  EXPECT_EQ(few.steps, 2);
+  EXPECT_EQ(few.why_fewer, "");
+  const Baselines many = run_baselines(Dtype::kBf16, 20, record);
+  EXPECT_EQ(many.steps, 2) << "20, 10, 5, 2";
+  EXPECT_NE(many.why_fewer.find("first 2 of 20 steps"), std::string::npos) << many.why_fewer;
+  EXPECT_NEAR(yardstick_error(many.own.values, many.truth.values), 0.08, 1e-12);
+  EXPECT_EQ(run_baselines(Dtype::kFp64, 20, record).steps, 20);
+  const auto hopeless = [](Dtype dtype, std::int64_t) { return record(dtype, 20); };
+  EXPECT_EQ(run_baselines(Dtype::kBf16, 20, hopeless).steps, 1);
+}
+
+}  // namespace
+}  // namespace ref5d
