@@ -1,24 +1,25 @@
 // The CPU's streams: what a GPU does by luck, they do every time.
-#ifndef REF5D_CUDA
-
 #include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
 
 #include "common/device/cpu/executor.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
-#include "tests/support/kernel_testing.h"
+#include "common/device/polled.h"
+#include "tests/support/device_testing.h"
 #include "tests/unit/device_kernels.h"
 
 namespace ref5d {
 namespace {
 
 using testing::add_constant;
+using testing::filled;
 using testing::multiply;
-
-Tensor filled(double v, Stream& stream) {
-  return Tensor::from_host(HostTensor::from_doubles(std::vector<double>(10, v), {10}, Dtype::kFp64), Dtype::kFp64,
-                           MemoryCategory::kWorkspace, stream);
-}
 
 // Side streams run as early as their waits allow: without a wait y is made before x is ready.
 TEST(Executor, AForgottenWaitIsAWrongResult) {
@@ -60,8 +61,7 @@ TEST(Executor, KernelsOfOtherStreamsRunWhileCommunicationIsInFlight) {
   Stream compute("compute"), comm("comm");
   std::vector<std::string> log;
   int polls = 0;
-  cpu::enqueue_polled(
-      comm, "all-reduce", [&] { log.push_back("start"); }, [&] { return ++polls > 3; });
+  enqueue_polled(comm, {"all-reduce", [&] { log.push_back("start"); }, [&] { return ++polls > 3; }});
   cpu::enqueue(comm, "after", [&] { log.push_back("after"); });
   Event reduced;
   reduced.record(comm);
@@ -114,19 +114,129 @@ TEST(Executor, CommunicationThatFailsIsGone) {
   for (bool at_start : {true, false}) {
     Stream stream("test");
     int starts = 0, runs = 0;
-    cpu::enqueue_polled(
-        stream, "breaks",
-        [&] {
-          ++starts;
-          if (at_start) throw RunError("a peer died");
-        },
-        [&]() -> bool { throw RunError("a peer died"); });
+    const auto start = [&] {
+      ++starts;
+      if (at_start) throw RunError("a peer died");
+    };
+    enqueue_polled(stream, {"breaks", start, [&]() -> bool { throw RunError("a peer died"); }});
     cpu::enqueue(stream, "count", [&] { ++runs; });
     EXPECT_THROW(stream.synchronize(), RunError);
     EXPECT_NO_THROW(stream.synchronize());
     EXPECT_EQ(starts, 1);
     EXPECT_EQ(runs, 1);
   }
+}
+
+// Random programs of two communicators on four streams, with kernels and waits between, each run in an order of its own.
+// Returns whether each communicator's operations started as enqueued.
+bool starts_as_enqueued(std::uint64_t seed, bool with_keys) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int i = 0; i < 4; ++i) streams.push_back(std::make_unique<Stream>("test"));
+  int communicators[2] = {}, kernels = 0;
+  std::map<const void*, std::vector<int>> enqueued, started;
+  cpu::set_order_seed(seed);
+  for (int i = 0; i < 40; ++i) {
+    Stream& stream = *streams[static_cast<std::size_t>(draw(4))];
+    const int what = draw(4);
+    if (what == 0) order(*streams[static_cast<std::size_t>(draw(4))], stream);
+    if (what == 1) cpu::enqueue(stream, "kernel", [&] { ++kernels; });
+    if (what < 2) continue;
+    const int* key = &communicators[draw(2)];
+    enqueued[key].push_back(i);
+    enqueue_polled(stream, {"all-reduce", [&started, key, i] { started[key].push_back(i); },
+                            [polls = draw(6)]() mutable { return --polls < 0; }, with_keys ? key : nullptr});
+    if (draw(8) == 0) stream.synchronize();
+  }
+  device().synchronize();
+  cpu::set_order_seed(0);
+  return enqueued == started;
+}
+
+TEST(Executor, OperationsOfACommunicatorStartAsEnqueuedUnderEveryOrder) {
+  int out_of_order = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    EXPECT_TRUE(starts_as_enqueued(seed, true)) << "seed " << seed;
+    out_of_order += !starts_as_enqueued(seed, false);
+  }
+  EXPECT_GT(out_of_order, 250);  // or the keys have proved nothing
+}
+
+// The newest stream goes first, but its operation is the communicator's second.
+TEST(Executor, AnOperationWaitsForTheEarlierOneOfItsCommunicatorToStart) {
+  Stream older("older"), newer("newer");
+  int communicator = 0;
+  std::vector<std::string> log;
+  const auto start = [&log](const char* name) { return [&log, name] { log.push_back(name); }; };
+  int polls = 0;
+  cpu::enqueue(older, "kernel", start("kernel"));
+  enqueue_polled(older, {"first", start("first"), [&] { return ++polls > 5; }, &communicator});
+  enqueue_polled(newer, {"second", start("second"), [&] { return true; }, &communicator});
+  cpu::enqueue(newer, "after", start("after"));
+  newer.synchronize();
+  EXPECT_EQ(log, (std::vector<std::string>{"kernel", "first", "second", "after"}));
+  EXPECT_LE(polls, 5);  // started is enough: both are in flight together
+  older.synchronize();
+}
+
+TEST(Executor, AnOperationThatFailsLetsTheNextOfItsCommunicatorStart) {
+  Stream older("older"), newer("newer");
+  int communicator = 0;
+  bool started = false;
+  enqueue_polled(older, {"breaks", [] { throw RunError("a peer died"); }, [] { return true; }, &communicator});
+  enqueue_polled(newer, {"next", [&] { started = true; }, [] { return true; }, &communicator});
+  EXPECT_THROW(newer.synchronize(), RunError);
+  newer.synchronize();
+  EXPECT_TRUE(started);
+}
+
+TEST(Executor, AnOperationThatTakesTooLongIsAnErrorWithItsName) {
+  Stream comm("comm"), other("other");
+  int polls = 0, runs = 0;
+  enqueue_polled(comm, {"all-reduce of layer 3 over dp", [] {},
+                        [&] {
+                          ++polls;
+                          return false;
+                        },
+                        nullptr, std::chrono::milliseconds(20)});
+  cpu::enqueue(comm, "count", [&] { ++runs; });
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    comm.synchronize();
+    ADD_FAILURE() << "no error";
+  } catch (const RunError& e) {
+    EXPECT_STREQ(e.what(),
+                 "all-reduce of layer 3 over dp was not complete after 0.02 s: another rank has ended, or waits in "
+                 "another operation");
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(20));
+  EXPECT_GT(polls, 1);
+  comm.synchronize();  // the operation is gone
+  EXPECT_EQ(runs, 1);
+  // One that is complete has no time-out, however late the host asks.
+  enqueue_polled(other,
+                 {"late", [] {}, [&, calls = 0]() mutable { return ++calls > 1; }, nullptr, std::chrono::milliseconds(1)});
+  cpu::make_progress();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(3);
+  while (std::chrono::steady_clock::now() < until) continue;
+  EXPECT_NO_THROW(other.synchronize());
+}
+
+// Otherwise a program that breaks would wait for ranks that are gone.
+TEST(Executor, AStreamThatAnErrorEndsDropsItsWork) {
+  Stream other("other");
+  int communicator = 0, runs = 0;
+  try {
+    Stream stream("test");
+    enqueue_polled(stream, {"never complete", [&] { ++runs; }, [] { return false; }, &communicator});
+    order(stream, other);
+    throw std::runtime_error("the program breaks");
+  } catch (const std::runtime_error&) {
+  }
+  enqueue_polled(other, {"next", [&] { ++runs; }, [] { return true; }, &communicator});
+  other.synchronize();  // neither the event nor the communicator is held up by what was dropped
+  EXPECT_EQ(runs, 1);
 }
 
 TEST(Executor, AStreamThatEndsRunsItsWorkEvenAfterAnError) {
@@ -145,8 +255,7 @@ TEST(Executor, ProfilesCommunicationFromStartToEnd) {
   int polls = 0;
   device().synchronize();
   device().profiler().start();
-  cpu::enqueue_polled(
-      comm, "all-gather", [] {}, [&] { return ++polls > 2; });
+  enqueue_polled(comm, {"all-gather", [] {}, [&] { return ++polls > 2; }});
   cpu::enqueue(compute, "kernel", [] {});
   device().synchronize();
   device().profiler().stop();
@@ -161,5 +270,3 @@ TEST(Executor, ProfilesCommunicationFromStartToEnd) {
 
 }  // namespace
 }  // namespace ref5d
-
-#endif
