@@ -84,9 +84,11 @@ $(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD
 $(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
 	$(CXX) $^ $(LDLIBS) -o $@
 
-# One binary per folder of tests.
+# One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp.
+OF_OTHER_MODES := $(foreach m,$(filter-out $(MODE),$(MODES)),%_$(m)_test.cpp)
+test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp))
 define test_binary
-$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp)) $(BUILD)/libref5d.a
+$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(call test_sources,$(1))) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef

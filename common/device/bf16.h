@@ -1,5 +1,5 @@
 // bfloat16: the upper half of an fp32 number. Conversion rounds to nearest, ties to even, and keeps NaN a NaN.
-// One definition for host, GPU and emulator, so that the same bits come out everywhere.
+// One definition for every build, host and device, so that the same bits come out everywhere.
 #pragma once
 
 #include <cstdint>

@@ -14,6 +14,9 @@ namespace ref5d {
 
 class Device {
  public:
+  // Before anything else uses the device: the GPU that this process takes, its number among the host's processes (local_rank)
+  // modulo the host's GPUs. Throws RunError if there is none. Nothing to choose on the CPU.
+  static void select(int local_rank);
   [[nodiscard]] MemoryLedger& memory() { return memory_; }
   [[nodiscard]] FlopsLedger& flops() { return flops_; }
   [[nodiscard]] BytesLedger& bytes() { return bytes_; }
@@ -25,7 +28,7 @@ class Device {
   [[nodiscard]] int threads() const { return threads_; }
   // Waits for every stream.
   void synchronize();
-  // "cpu", "emu" or "cuda", and what it runs on.
+  // The build's MODE ("cpu" or "cuda"), and what it runs on.
   [[nodiscard]] static std::string mode();
   [[nodiscard]] static std::string description();
 

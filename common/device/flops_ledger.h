@@ -9,7 +9,7 @@ namespace ref5d {
 enum class FlopsKind {
   kBlockLinear,  // the linear layers of the blocks
   kHead,         // the projection to the vocabulary
-  kAttention,    // scores and weighted sums, causal half counted as executed tiles would be: visible pairs only
+  kAttention,    // scores and weighted sums of the pairs (query, key) that the mask lets see each other
   kCount
 };
 [[nodiscard]] constexpr const char* flops_kind_name(FlopsKind k) {

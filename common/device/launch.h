@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/device/error.h"
 #include "common/device/kernel.h"
 #include "common/device/stream.h"
 
@@ -17,6 +18,8 @@ struct Grid {
   unsigned x = 1, y = 1, z = 1;
   Grid(unsigned x_, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}  // NOLINT(google-explicit-constructor)
 };
+// What a GPU can launch. The CPU refuses the same, so that a kernel which works there works on a GPU.
+inline constexpr unsigned kMaxGridX = 0x7fffffff, kMaxGridYz = 65535;
 
 struct Block {
   unsigned threads;
@@ -47,6 +50,13 @@ const std::string& kernel_name() {
     return name;
   }(__PRETTY_FUNCTION__);  // of this function: a lambda's own says more
   return kName;
+}
+// Whether there is anything to run.
+template <auto kKernel>
+bool has_blocks(const Grid& grid) {
+  if (grid.x > kMaxGridX || grid.y > kMaxGridYz || grid.z > kMaxGridYz)
+    throw RunError(kernel_name<kKernel>() + " needs more blocks than one launch can have; use a smaller micro-batch");
+  return grid.x != 0 && grid.y != 0 && grid.z != 0;
 }
 }  // namespace detail
 

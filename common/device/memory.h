@@ -31,7 +31,10 @@ class Buffer {
     std::size_t bytes = 0;
     MemoryCategory category{};
     Stream* stream = nullptr;
+    Block() = default;
     ~Block();
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
   };
   std::shared_ptr<Block> block_;
 };

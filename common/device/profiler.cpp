@@ -4,11 +4,15 @@ namespace ref5d {
 
 void Profiler::start() {
   spans_.clear();
+  backend::profile_start();
   origin_ = std::chrono::steady_clock::now();
   on_ = true;
 }
 
-void Profiler::stop() { on_ = false; }
+void Profiler::stop() {
+  on_ = false;
+  backend::profile_stop();
+}
 
 void Profiler::add(const std::string& stream, const std::string& name, std::chrono::steady_clock::time_point begin,
                    std::chrono::steady_clock::time_point end) {

@@ -16,8 +16,9 @@ struct Span {
 
 class Profiler {
  public:
+  // Both at a moment when the device has nothing to do (Device::synchronize).
   void start();  // forgets what it had
-  void stop();   // the device must have been synchronized
+  void stop();
   [[nodiscard]] bool on() const { return on_; }
   void add(const std::string& stream, const std::string& name, std::chrono::steady_clock::time_point begin,
            std::chrono::steady_clock::time_point end);
@@ -35,5 +36,11 @@ class Profiler {
   std::chrono::steady_clock::time_point origin_{};
   std::vector<Span> spans_;
 };
+
+namespace backend {
+// One per mode: what the device itself must do when a profile begins, and when it ends.
+void profile_start();
+void profile_stop();
+}  // namespace backend
 
 }  // namespace ref5d

@@ -30,6 +30,7 @@ class Stream {
 };
 
 // A point in a stream's work. Waiting on an event that was never recorded is a no-op, as in CUDA.
+// One that was moved from may only be assigned to or destroyed.
 class Event {
  public:
   Event();
@@ -53,7 +54,8 @@ void wait(Stream& stream, const Event& event);
 // `later` continues after everything enqueued on `earlier` so far.
 void order(Stream& earlier, Stream& later);
 
-// Runs `task` on the host, in the stream's order. It must not call the device layer.
+// Runs `task` on the host, in the stream's order. It must not call the device layer. What it throws surfaces at the host's
+// next wait, as with all work.
 void host_task(Stream& stream, const std::string& name, std::function<void()> task);
 
 // Copies. copy_to_device from ordinary memory: the source may be reused at once. copy_pinned_to_device is asynchronous:

@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
   using Visible = VisibleRuns<Tile::kQueries, Tile::kKeys>;
   constexpr int kQueries = Tile::kQueries, kKeys = Tile::kKeys, kRow = Tile::kRow;
   Tile& tile = *dynamic_shared<Tile>();
-  const std::int64_t b = blockIdx.z, kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-  const std::int64_t k_begin = static_cast<std::int64_t>(blockIdx.x) * kKeys, keys = args.k_len - k_begin;
+  const auto [k_tile, kv_head, b] = place(tiles_of(args.k_len, kKeys), args.kv_heads);
+  const std::int64_t group = args.heads / args.kv_heads;
+  const std::int64_t k_begin = k_tile * kKeys, keys = args.k_len - k_begin;
   const std::int64_t k_token = b * args.k_len + k_begin, k_column = kv_head * args.head_dim;
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
   const std::int32_t* k_runs = args.k_runs + b * token_runs(args.k_len) * 2;
@@ -124,7 +125,7 @@ void flash_attention_backward_kv(Stream& stream, const AttentionArgs& args, cons
       using A = Acc<T>;
       using Tile = BackwardKvTile<A, D>;
       static_assert(sizeof(Tile) <= kMaxSharedBytes);
-      const Grid grid(unsigned((args.k_len + Tile::kKeys - 1) / Tile::kKeys), unsigned(args.kv_heads), unsigned(args.batch));
+      const Grid grid = place_grid(tiles_of(args.k_len, Tile::kKeys), args.kv_heads, args.batch);
       launch<attention_backward_kv_kernel<T, O, D>>(stream, grid, Block(kAttentionThreads, sizeof(Tile)), dk.data<O>(),
                                                     dv.data<O>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(),
                                                     lse.data<A>(), delta.data<A>(), args, dk.ld(), dv.ld(), accumulate);

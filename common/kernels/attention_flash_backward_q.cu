@@ -62,8 +62,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
   using Visible = VisibleRuns<Tile::kQueries, Tile::kKeys>;
   constexpr int kQueries = Tile::kQueries, kKeys = Tile::kKeys, kRow = Tile::kRow;
   Tile& tile = *dynamic_shared<Tile>();
-  const std::int64_t b = blockIdx.z, head = blockIdx.y, kv_head = head / (args.heads / args.kv_heads);
-  const std::int64_t q_begin = static_cast<std::int64_t>(blockIdx.x) * kQueries, queries = args.q_len - q_begin;
+  const auto [q_tile, head, b] = place(tiles_of(args.q_len, kQueries), args.heads);
+  const std::int64_t kv_head = head / (args.heads / args.kv_heads);
+  const std::int64_t q_begin = q_tile * kQueries, queries = args.q_len - q_begin;
   const std::int64_t q_token = b * args.q_len + q_begin, q_column = head * args.head_dim, k_column = kv_head * args.head_dim;
   const std::int64_t statistics = (b * args.heads + head) * args.q_len + q_begin;
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
@@ -111,7 +112,7 @@ void flash_attention_backward_q(Stream& stream, const AttentionArgs& args, const
       using A = Acc<T>;
       using Tile = BackwardQTile<A, D>;
       static_assert(sizeof(Tile) <= kMaxSharedBytes);
-      const Grid grid(unsigned((args.q_len + Tile::kQueries - 1) / Tile::kQueries), unsigned(args.heads), unsigned(args.batch));
+      const Grid grid = place_grid(tiles_of(args.q_len, Tile::kQueries), args.heads, args.batch);
       launch<attention_backward_q_kernel<T, O, D>>(stream, grid, Block(kAttentionThreads, sizeof(Tile)), dq.data<O>(),
                                                    dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<A>(),
                                                    delta.data<A>(), args, dq.ld(), accumulate);

@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
   using Visible = VisibleRuns<Tile::kQueries, Tile::kKeys>;
   constexpr int kQueries = Tile::kQueries, kKeys = Tile::kKeys, kRow = Tile::kRow;
   Tile& tile = *dynamic_shared<Tile>();
-  const std::int64_t b = blockIdx.z, head = blockIdx.y, kv_head = head / (args.heads / args.kv_heads);
-  const std::int64_t q_begin = static_cast<std::int64_t>(blockIdx.x) * kQueries, queries = args.q_len - q_begin;
+  const auto [q_tile, head, b] = place(tiles_of(args.q_len, kQueries), args.heads);
+  const std::int64_t kv_head = head / (args.heads / args.kv_heads);
+  const std::int64_t q_begin = q_tile * kQueries, queries = args.q_len - q_begin;
   const std::int64_t q_token = b * args.q_len + q_begin, q_column = head * args.head_dim, k_column = kv_head * args.head_dim;
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
   const std::int32_t* k_runs = args.k_runs + b * token_runs(args.k_len) * 2;
@@ -168,7 +169,7 @@ void flash_attention_forward(Stream& stream, const AttentionArgs& args, const Te
     dispatch_head_dim(args.head_dim, [&]<int D>() {
       using Tile = ForwardTile<Acc<T>, D>;
       static_assert(sizeof(Tile) <= kMaxSharedBytes);
-      const Grid grid(unsigned((args.q_len + Tile::kQueries - 1) / Tile::kQueries), unsigned(args.heads), unsigned(args.batch));
+      const Grid grid = place_grid(tiles_of(args.q_len, Tile::kQueries), args.heads, args.batch);
       launch<attention_forward_kernel<T, O, D>>(stream, grid, Block(kAttentionThreads, sizeof(Tile)), o.data<O>(),
                                                 lse.data<Acc<T>>(), q.data<T>(), k.data<T>(), v.data<T>(), args);
     });

@@ -1,9 +1,10 @@
 // Private to attention's .cu files: what the kernels are told, and who launches them.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
-#include "common/device/bf16.h"
+#include "common/device/launch.h"
 #include "common/kernels/attention.h"
 
 namespace ref5d {
@@ -18,6 +19,19 @@ struct AttentionArgs {
 
 // Runs of kTokenRun tokens in n tokens, the last one perhaps cut short.
 REF5D_HD constexpr std::int64_t token_runs(std::int64_t n) { return (n + kTokenRun - 1) / kTokenRun; }
+
+// Where a block works: one token of one head of one sequence; or one tile of tokens, and `token` is the tile's number.
+struct Place {
+  std::int64_t token, head, b;
+};
+// All three are folded into grid.x, since a batch may have more sequences than the 65535 that grid.y and grid.z can number.
+inline Grid place_grid(std::int64_t tokens, std::int64_t heads, std::int64_t batch) {
+  return Grid(static_cast<unsigned>(std::min<std::int64_t>(tokens * heads * batch, UINT32_MAX)));  // launch() refuses too many
+}
+__device__ __forceinline__ Place place(std::int64_t tokens, std::int64_t heads) {
+  const unsigned columns = static_cast<unsigned>(tokens), rows = static_cast<unsigned>(heads), row = blockIdx.x / columns;
+  return {blockIdx.x % columns, row % rows, row / rows};
+}
 
 template <typename A>
 inline constexpr A kInfinity = std::numeric_limits<A>::infinity();

@@ -8,11 +8,9 @@
 namespace ref5d {
 namespace {
 
-// Where a block works: one query (or key) of one head of one sequence.
-struct Place {
-  std::int64_t token, head, b;
-};
-__device__ __forceinline__ Place place() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
+// A block has one query, or one key, of one head.
+__device__ __forceinline__ Place query_place(const AttentionArgs& args) { return place(args.q_len, args.heads); }
+__device__ __forceinline__ Place key_place(const AttentionArgs& args) { return place(args.k_len, args.kv_heads); }
 // The query's row of a [B, N, Sq] array.
 __device__ __forceinline__ std::int64_t query_row(const AttentionArgs& args, const Place& at) {
   return (at.b * args.heads + at.head) * args.q_len + at.token;
@@ -35,7 +33,7 @@ template <typename T>
 __global__ void naive_scores_kernel(Acc<T>* __restrict__ scores, const T* __restrict__ q, const T* __restrict__ k,
                                     AttentionArgs args) {
   using A = Acc<T>;
-  const Place at = place();
+  const Place at = query_place(args);
   const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads);
   const T* query = q + (at.b * args.q_len + at.token) * args.q_ld + at.head * D;
   A* row = scores + query_row(args, at) * args.k_len;
@@ -48,7 +46,7 @@ __global__ void naive_scores_kernel(Acc<T>* __restrict__ scores, const T* __rest
 // A row of scores becomes probabilities; lse = log(sum exp(score)). A row that is -inf throughout becomes 0.
 template <typename A>
 __global__ void naive_softmax_kernel(A* __restrict__ scores, A* __restrict__ lse, AttentionArgs args) {
-  const std::int64_t index = query_row(args, place());
+  const std::int64_t index = query_row(args, query_place(args));
   A* row = scores + index * args.k_len;
   A top = -kInfinity<A>;
   for (std::int64_t j = threadIdx.x; j < args.k_len; j += blockDim.x) top = row[j] > top ? row[j] : top;
@@ -69,7 +67,7 @@ __global__ void naive_softmax_kernel(A* __restrict__ scores, A* __restrict__ lse
 // A row of scores becomes probabilities with a log-sum-exp that is known.
 template <typename A>
 __global__ void naive_probabilities_kernel(A* __restrict__ scores, const A* __restrict__ lse, AttentionArgs args) {
-  const std::int64_t index = query_row(args, place());
+  const std::int64_t index = query_row(args, query_place(args));
   A* row = scores + index * args.k_len;
   const A shift = lse[index];
   const bool nothing = shift == -kInfinity<A>;
@@ -81,7 +79,7 @@ template <typename T>
 __global__ void naive_ds_kernel(Acc<T>* __restrict__ ds, const Acc<T>* __restrict__ p, const T* __restrict__ dout,
                                 const T* __restrict__ v, const Acc<T>* __restrict__ delta, AttentionArgs args) {
   using A = Acc<T>;
-  const Place at = place();
+  const Place at = query_place(args);
   const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads), index = query_row(args, at);
   const T* gradient = dout + (at.b * args.q_len + at.token) * args.o_ld + at.head * D;
   for (std::int64_t j = threadIdx.x; j < args.k_len; j += blockDim.x) {
@@ -118,7 +116,7 @@ __global__ void naive_query_product_kernel(O* __restrict__ out, const Acc<T>* __
                                            AttentionArgs args, std::int64_t out_ld, std::int64_t rows_ld, Acc<T> scale,
                                            bool accumulate) {
   using A = Acc<T>;
-  const Place at = place();
+  const Place at = query_place(args);
   const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads);
   A* sums = shared<A, kMaxHeadDim>();
   clear_sums(sums, D);
@@ -133,7 +131,7 @@ __global__ void naive_key_product_kernel(O* __restrict__ out, const Acc<T>* __re
                                          AttentionArgs args, std::int64_t out_ld, std::int64_t rows_ld, Acc<T> scale,
                                          bool accumulate) {
   using A = Acc<T>;
-  const Place at = place();  // of a key and its kv head
+  const Place at = key_place(args);
   const std::int64_t D = args.head_dim, group = args.heads / args.kv_heads;
   A* sums = shared<A, kMaxHeadDim>();
   clear_sums(sums, D);
@@ -145,8 +143,8 @@ __global__ void naive_key_product_kernel(O* __restrict__ out, const Acc<T>* __re
   store_sums(out + (at.b * args.k_len + at.token) * out_ld + at.head * D, sums, scale, D, accumulate);
 }
 
-Grid query_grid(const AttentionArgs& args) { return {unsigned(args.q_len), unsigned(args.heads), unsigned(args.batch)}; }
-Grid key_grid(const AttentionArgs& args) { return {unsigned(args.k_len), unsigned(args.kv_heads), unsigned(args.batch)}; }
+Grid query_grid(const AttentionArgs& args) { return place_grid(args.q_len, args.heads, args.batch); }
+Grid key_grid(const AttentionArgs& args) { return place_grid(args.k_len, args.kv_heads, args.batch); }
 
 // The O(S^2) memory that flash attention does without.
 Tensor allocate_scores(Stream& stream, const AttentionArgs& args, Dtype dtype) {

@@ -14,6 +14,9 @@ inline constexpr int kAttentionThreads = static_cast<int>(block_size(128));
 inline constexpr bool kOneThread = kAttentionThreads == 1;
 inline constexpr std::size_t kMaxSharedBytes = 96 * 1024;  // of a block: what GPUs since sm_80 have at least
 
+// Tiles of `size` tokens in n tokens, the last one perhaps cut short.
+REF5D_HD constexpr std::int64_t tiles_of(std::int64_t n, int size) { return (n + size - 1) / size; }
+
 // Neighbouring elements that are loaded and computed together: a vector register of the CPU (GCC's vector type; with plain
 // arrays the same products ran at 5 to 31 GFLOP/s on an AVX2 core, with it at 95), 16 bytes on a GPU.
 #if defined(__AVX__)

@@ -1,34 +1,24 @@
-// Streams, events, memory and the profiler.
+// Streams, events, copies and the host's own work.
 #include "common/device/device.h"
 
 #include <gtest/gtest.h>
 
-#include <set>
+#include <chrono>
+#include <type_traits>
 
 #include "common/device/error.h"
-#include "tests/support/kernel_testing.h"
+#include "common/device/polled.h"
+#include "tests/support/device_testing.h"
 #include "tests/unit/device_kernels.h"
 
 namespace ref5d {
 namespace {
 
 using testing::add_constant;
-using testing::device_tensor;
+using testing::filled;
+using testing::kFilledSize;
 using testing::multiply;
-using testing::values_of;
-
-constexpr std::size_t kSize = 1000;
-
-Tensor filled(double v, Stream& stream) {
-  return Tensor::from_host(HostTensor::from_doubles(std::vector<double>(kSize, v), {kSize}, Dtype::kFp64), Dtype::kFp64,
-                           MemoryCategory::kWorkspace, stream);
-}
-// After the stream has run.
-double value_of(const Tensor& t, Stream& stream) {
-  const std::vector<double> v = t.to_doubles(stream);
-  for (double x : v) EXPECT_EQ(x, v[0]);
-  return v[0];
-}
+using testing::value_of;
 
 TEST(Stream, RunsInOrder) {
   Stream stream("test");
@@ -99,6 +89,103 @@ TEST(Event, TheLastRecordCounts) {
   EXPECT_TRUE(moved.done());
 }
 
+// What owns something of the device is either moved or not, and never copied by accident.
+
+static_assert(!std::is_copy_constructible_v<Event> && !std::is_copy_assignable_v<Event>);
+static_assert(std::is_nothrow_move_constructible_v<Event> && std::is_nothrow_move_assignable_v<Event>);
+static_assert(!std::is_move_constructible_v<Stream> && !std::is_move_assignable_v<Stream>);
+static_assert(!std::is_move_constructible_v<PinnedBuffer> && !std::is_move_assignable_v<PinnedBuffer>);
+static_assert(std::is_nothrow_move_constructible_v<Buffer> && std::is_nothrow_move_assignable_v<Buffer>);
+
+TEST(Event, KeepsWhatItWaitsForWhenItIsMoved) {
+  Stream first("first"), second("second");
+  const Tensor x = filled(0, first), y = filled(0, second);
+  second.synchronize();
+  Event event, other;
+  add_constant(first, x, 1);
+  event.record(first);
+  other.record(second);
+  other = std::move(event);  // lets go of its own
+  Event& same = other;
+  other = std::move(same);
+  wait(second, other);
+  multiply(second, y, x, 3);
+  EXPECT_EQ(value_of(y, second), 3);
+  event = Event();  // one that was moved from may be used again
+  EXPECT_TRUE(event.done());
+  for (int i = 0; i < 1000; ++i) event = Event();
+}
+
+TEST(Device, SelectsAGpuForEveryLocalRank) {
+  Device::select(0);
+  Stream stream("test");
+  EXPECT_EQ(value_of(filled(2, stream), stream), 2);
+}
+
+TEST(HostTask, AnErrorSurfacesAtTheNextWaitAndLaterWorkStillRuns) {
+  Stream stream("test");
+  const auto breaks = [](const char* message) { return [message] { throw RunError(message); }; };
+  const auto error_of = [](const std::function<void()>& waiting) {
+    try {
+      waiting();
+    } catch (const RunError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  int runs = 0;
+  Event event;
+  std::byte byte{};
+  const Tensor x = filled(1, stream);
+  const auto waits =
+      std::vector<std::function<void()>>{[&] { stream.synchronize(); }, [&] { event.synchronize(); },
+                                         [&] { device().synchronize(); }, [&] { copy_to_host(stream, &byte, x.raw(), 1); }};
+  for (const auto& waiting : waits) {
+    host_task(stream, "breaks", breaks("disk full"));
+    host_task(stream, "count", [&] { ++runs; });
+    event.record(stream);
+    EXPECT_EQ(error_of(waiting), "disk full");
+    EXPECT_EQ(error_of([&] { stream.synchronize(); }), "");
+  }
+  EXPECT_EQ(runs, 4);
+  host_task(stream, "breaks", breaks("first"));
+  host_task(stream, "breaks", breaks("second"));
+  EXPECT_EQ(error_of([&] { stream.synchronize(); }), "first");
+  EXPECT_EQ(error_of([&] { stream.synchronize(); }), "second");
+  EXPECT_EQ(error_of([&] { stream.synchronize(); }), "");
+}
+
+// What a task owns may be memory of the device, which CUDA's own threads may not free.
+
+TEST(HostTask, MayOwnATensor) {
+  Stream stream("test");
+  const std::int64_t before = device().memory().total_current();
+  host_task(stream, "owns", [x = filled(1, stream)] { (void)x; });
+  stream.synchronize();
+  EXPECT_EQ(device().memory().total_current(), before);
+}
+
+TEST(PolledWork, RunsInTheStreamsOrderUntilItIsComplete) {
+  Stream stream("test");
+  const Tensor x = filled(1, stream);
+  std::vector<std::string> log;
+  int polls = 0;
+  add_constant(stream, x, 1);
+  host_task(stream, "note", [&] { log.push_back("before"); });
+  enqueue_polled(stream, {"send", [&] { log.push_back("start"); }, [&] { return ++polls == 3; }});
+  host_task(stream, "note", [&] { log.push_back("after"); });
+  add_constant(stream, x, 1);
+  EXPECT_EQ(value_of(x, stream), 3);
+  EXPECT_EQ(log, (std::vector<std::string>{"before", "start", "after"}));
+  EXPECT_EQ(polls, 3);
+  const auto overdue = [&] {
+    enqueue_polled(stream, {"receive", [] {}, [] { return false; }, nullptr, std::chrono::milliseconds(2)});
+    stream.synchronize();
+  };
+  EXPECT_THROW(overdue(), RunError);
+  EXPECT_NO_THROW(stream.synchronize());
+}
+
 TEST(HostTask, RunsInTheStreamsOrder) {
   Stream first("first"), second("second");
   std::vector<int> order_of_tasks;
@@ -115,14 +202,14 @@ TEST(HostTask, RunsInTheStreamsOrder) {
 
 TEST(Copy, ThereAndBackAndOnTheDevice) {
   Stream stream("test");
-  std::vector<double> source(kSize, 5), back(kSize, 0);
+  std::vector<double> source(kFilledSize, 5), back(kFilledSize, 0);
   const Tensor x = filled(0, stream), y = filled(0, stream);
   copy_to_device(stream, x.raw(), source.data(), x.bytes());
   std::fill(source.begin(), source.end(), 7.0);  // ordinary memory may be reused at once
   copy_on_device(stream, y.raw(), x.raw(), x.bytes());
   fill_zero(stream, x.raw(), x.bytes());
   copy_to_host(stream, back.data(), y.raw(), y.bytes());
-  EXPECT_EQ(back, std::vector<double>(kSize, 5));
+  EXPECT_EQ(back, std::vector<double>(kFilledSize, 5));
   EXPECT_EQ(value_of(x, stream), 0);
   PinnedBuffer pinned(x.bytes());
   std::copy(source.begin(), source.end(), reinterpret_cast<double*>(pinned.data()));
@@ -139,161 +226,20 @@ TEST(Launch, AnEmptyGridRunsNothing) {
   EXPECT_EQ(value_of(x, stream), 1);
 }
 
+TEST(Launch, MoreBlocksThanAGpuCanNumberAreAnErrorEverywhere) {
+  Stream stream("test");
+  const Tensor x = filled(1, stream);
+  EXPECT_THROW(add_constant(stream, x, 1, 1, 65536, 1), RunError);
+  EXPECT_THROW(add_constant(stream, x, 1, 1, 1, 65536), RunError);
+  EXPECT_THROW(add_constant(stream, x, 1, 0x80000000u, 1, 1), RunError);
+  EXPECT_EQ(value_of(x, stream), 1);
+}
+
 // A buffer may be dropped while work that uses it is queued, and its memory given to a later tensor of the same stream.
-TEST(Memory, FreesInTheStreamsOrder) {
-  Stream stream("test");
-  const Tensor y = filled(0, stream);
-  const std::byte *first = nullptr, *second = nullptr;
-  {
-    const Tensor x = filled(1, stream);
-    first = x.raw();
-    add_constant(stream, x, 1);
-    multiply(stream, y, x, 10);
-  }
-  const Tensor z = filled(-5, stream);
-  second = z.raw();
-  add_constant(stream, z, 1);
-  EXPECT_EQ(value_of(y, stream), 20);
-  EXPECT_EQ(value_of(z, stream), -4);
-  if (Device::mode() == "cpu") {
-    EXPECT_EQ(first, second);  // or this test has proved nothing
-  }
-}
-
-TEST(Memory, ManyShortLivedTensorsKeepTheirValues) {
-  Stream stream("test");
-  const Tensor total = filled(0, stream);
-  double expected = 0;
-  for (int i = 0; i < 200; ++i) {
-    const Tensor a = filled(i, stream), b = Tensor::empty({kSize}, Dtype::kFp64, MemoryCategory::kWorkspace, stream);
-    multiply(stream, b, a, 2);
-    multiply(stream, a, total, 1);
-    multiply(stream, total, b, 1);
-    add_constant(stream, total, 1);
-    expected = 2.0 * i + 1;
-  }
-  EXPECT_EQ(value_of(total, stream), expected);
-}
-
-TEST(Memory, CopiesShareTheBlockAndViewsKeepIt) {
-  MemoryLedger& ledger = device().memory();
-  Stream stream("test");
-  const std::int64_t before = ledger.current(MemoryCategory::kMaster);
-  Tensor view;
-  {
-    const Buffer buffer(100, MemoryCategory::kMaster, stream);
-    const Buffer copy = buffer;  // NOLINT: the copy is what is tested
-    EXPECT_EQ(copy.data(), buffer.data());
-    EXPECT_EQ(ledger.current(MemoryCategory::kMaster), before + 100);
-    const Tensor whole = Tensor::zeros({4, 5}, Dtype::kFp32, MemoryCategory::kMaster, stream);
-    view = whole.rows(1, 2);
-  }
-  EXPECT_EQ(ledger.current(MemoryCategory::kMaster), before + 80);
-  EXPECT_EQ(view.to_doubles(stream), std::vector<double>(5, 0.0));
-  view = {};
-  EXPECT_EQ(ledger.current(MemoryCategory::kMaster), before);
-  const Buffer empty(0, MemoryCategory::kMaster, stream);
-  EXPECT_EQ(empty.data(), nullptr);
-  EXPECT_EQ(ledger.current(MemoryCategory::kMaster), before);
-}
-
-TEST(MemoryLedger, CountsExactlyByCategory) {
-  MemoryLedger ledger;
-  ledger.add(MemoryCategory::kParameters, 100);
-  ledger.add(MemoryCategory::kActivations, 50);
-  ledger.remove(MemoryCategory::kActivations, 50);
-  ledger.add(MemoryCategory::kActivations, 20);
-  EXPECT_EQ(ledger.current(MemoryCategory::kParameters), 100);
-  EXPECT_EQ(ledger.current(MemoryCategory::kActivations), 20);
-  EXPECT_EQ(ledger.peak(MemoryCategory::kActivations), 50);
-  EXPECT_EQ(ledger.total_current(), 120);
-  EXPECT_EQ(ledger.total_peak(), 150);
-  EXPECT_EQ(ledger.current(MemoryCategory::kGradients), 0);
-  ledger.reset_peaks();
-  EXPECT_EQ(ledger.peak(MemoryCategory::kActivations), 20);
-  EXPECT_EQ(ledger.total_peak(), 120);
-  std::set<std::string> names;
-  for (int c = 0; c < kMemoryCategories; ++c) names.insert(memory_category_name(static_cast<MemoryCategory>(c)));
-  EXPECT_EQ(static_cast<int>(names.size()), kMemoryCategories);
-}
-
-TEST(MemoryLedger, ACapIsAnErrorThatLeavesTheCountsAlone) {
-  Stream stream("test");
-  MemoryLedger& ledger = device().memory();
-  const std::int64_t before = ledger.total_current(), peak = ledger.total_peak();
-  ledger.set_cap(before + 1000);
-  {
-    const Buffer fits(1000, MemoryCategory::kOptimizer, stream);
-    try {
-      const Buffer one_more(1, MemoryCategory::kOptimizer, stream);
-      ADD_FAILURE() << "no error";
-    } catch (const RunError& e) {
-      EXPECT_NE(std::string(e.what()).find("optimizer"), std::string::npos) << e.what();
-      EXPECT_NE(std::string(e.what()).find(std::to_string(before + 1000)), std::string::npos) << e.what();
-    }
-    EXPECT_EQ(ledger.total_current(), before + 1000);
-  }
-  ledger.set_cap(0);
-  EXPECT_EQ(ledger.total_current(), before);
-  EXPECT_EQ(ledger.total_peak(), std::max(peak, before + 1000));
-  EXPECT_NO_THROW(Buffer(2000, MemoryCategory::kOptimizer, stream));
-}
 
 // The same allocations count the same whether the host runs ahead or waits after each.
-TEST(MemoryLedger, DoesNotDependOnWhenTheWorkRuns) {
-  Stream stream("test");
-  MemoryLedger& ledger = device().memory();
-  const auto peak_of = [&](bool wait_each_time) {
-    stream.synchronize();
-    ledger.reset_peaks();
-    const std::int64_t start = ledger.total_current();
-    const Tensor kept = filled(0, stream);
-    for (int i = 0; i < 20; ++i) {
-      const Tensor a = filled(i, stream);
-      multiply(stream, kept, a, 2);
-      if (wait_each_time) stream.synchronize();
-    }
-    return ledger.total_peak() - start;
-  };
-  const std::int64_t ahead = peak_of(false), in_step = peak_of(true);
-  EXPECT_EQ(ahead, in_step);
-  EXPECT_EQ(ahead, static_cast<std::int64_t>(2 * kSize * sizeof(double)));
-}
 
-TEST(Profiler, NamesKernelsPlainlyAndCountsCalls) {
-  Stream stream("mine");
-  const Tensor x = filled(1, stream);
-  const Tensor y = device_tensor({1, 2}, {2}, Dtype::kFp32), z = device_tensor({1, 2}, {2}, Dtype::kBf16);
-  device().synchronize();
-  Profiler& profiler = device().profiler();
-  profiler.start();
-  add_constant(stream, x, 1);
-  add_constant(stream, x, 1);
-  add_constant(stream, y, 1);
-  add_constant(stream, z, 1);
-  device().synchronize();
-  profiler.stop();
-  add_constant(stream, x, 1);  // not recorded
-  stream.synchronize();
-  const auto totals = profiler.by_name();
-  std::set<std::string> names;
-  for (const auto& [name, total] : totals) names.insert(name);
-  EXPECT_EQ(names, (std::set<std::string>{"add_constant<double>", "add_constant<float>", "add_constant<bf16>"}));
-  EXPECT_EQ(totals.at("add_constant<double>").calls, 2);
-  double sum = 0, last_end = 0;
-  for (const Span& s : profiler.spans()) {
-    EXPECT_EQ(s.stream, "mine");
-    // One stream: one after the other, within what the clock can tell.
-    EXPECT_GE(s.start_us, last_end - (Device::mode() == "cuda" ? 20 : 1e-6));
-    EXPECT_GE(s.duration_us, 0);
-    last_end = s.start_us + s.duration_us;
-    if (s.name == "add_constant<double>") sum += s.duration_us;
-  }
-  EXPECT_EQ(totals.at("add_constant<double>").us, sum);
-  profiler.start();  // forgets
-  profiler.stop();
-  EXPECT_TRUE(profiler.spans().empty());
-}
+// Times count from the start of the profile that they are in.
 
 }  // namespace
 }  // namespace ref5d

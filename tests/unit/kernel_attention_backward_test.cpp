@@ -60,6 +60,12 @@ TEST(AttentionBackward, MatchesTheDefinitionForEveryLengthAroundATile) {
     }
 }
 
+// grid.y and grid.z of a GPU end at 65535, and launch() refuses more everywhere.
+TEST(AttentionBackward, ABatchMayHaveMoreSequencesThanAGridHasRows) {
+  const AttentionCase c = make_case(Layout::kCausal, 65537, 1, 1, 1, 1, 1);
+  for (AttentionKind kind : {AttentionKind::kFlash, AttentionKind::kNaive}) expect_backward(c, {Dtype::kFp64, kind});
+}
+
 TEST(AttentionBackward, EveryPairVisibleNeedsNoMask) {
   for (std::int64_t k_len : {64, 70, 144}) {
     AttentionCase c = make_case(Layout::kCausal, 2, 80, k_len, 2, 1, 16);

@@ -1,20 +1,22 @@
 #include <gtest/gtest.h>
 
 #include "common/kernels/layernorm.h"
-#include "tests/support/kernel_testing.h"
+#include "tests/support/kernel_repeat.h"
+#include "tests/support/norm_testing.h"
 
 namespace ref5d {
 namespace {
 
 using testing::device_tensor;
+using testing::gradient_target;
+using testing::plus_one;
 using testing::poisoned;
 using testing::random_values;
 using testing::relative_error;
 using testing::rounded;
 using testing::values_of;
 
-constexpr double kEps = 1e-5;
-constexpr Dtype kDtypes[] = {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16};
+constexpr double kEps = testing::kNormEps;
 
 struct Norm {
   std::vector<double> y, mean, rstd;
@@ -57,38 +59,14 @@ Gradients reference_backward(const std::vector<double>& dy, const std::vector<do
   return g;
 }
 
-// Inputs as the kernel sees them.
-struct Inputs {
-  std::int64_t rows, columns;
-  Dtype dtype;
-  std::vector<double> x, w, b, dy;
-  Tensor x_device, w_device, b_device, dy_device;
+struct Inputs : testing::NormInputs {
+  std::vector<double> b;
+  Tensor b_device;
   Inputs(std::int64_t rows_, std::int64_t columns_, Dtype dtype_)
-      : rows(rows_),
-        columns(columns_),
-        dtype(dtype_),
-        x(rounded(random_values(rows * columns, 1), dtype)),
-        w(rounded(random_values(columns, 2), dtype)),
+      : NormInputs(rows_, columns_, dtype_),
         b(rounded(random_values(columns, 6), dtype)),
-        dy(rounded(random_values(rows * columns, 3), dtype)),
-        x_device(device_tensor(x, {rows, columns}, dtype)),
-        w_device(device_tensor(w, {columns}, dtype)),
-        b_device(device_tensor(b, {columns}, dtype)),
-        dy_device(device_tensor(dy, {rows, columns}, dtype)) {}
-  [[nodiscard]] std::string text() const {
-    return std::to_string(rows) + " x " + std::to_string(columns) + " " + dtype_name(dtype);
-  }
+        b_device(device_tensor(b, {columns}, dtype)) {}
 };
-
-double length(const std::vector<double>& v) {
-  double sum = 0;
-  for (double x : v) sum += x * x;
-  return std::sqrt(sum);
-}
-double distance(std::vector<double> a, const std::vector<double>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return std::isnan(length(a)) ? INFINITY : length(a);
-}
 
 struct Outputs {
   Tensor y, mean, rstd, dx, dw, db;
@@ -102,26 +80,17 @@ Outputs run(const Inputs& in, bool accumulate_dx = false, bool accumulate_dw = f
               {},
               {},
               {}};
-  const auto target = [&](Shape shape, Dtype dtype, bool accumulate) {
-    if (!accumulate) return poisoned(std::move(shape), dtype);
-    return device_tensor(std::vector<double>(static_cast<std::size_t>(product(shape)), 1.0), shape, dtype);
-  };
-  out.dx = target({in.rows, in.columns}, in.dtype, accumulate_dx);
-  out.dw = target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
-  out.db = target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
+  out.dx = gradient_target({in.rows, in.columns}, in.dtype, accumulate_dx);
+  out.dw = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
+  out.db = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
   layernorm_forward(stream, out.y, out.mean, out.rstd, in.x_device, in.w_device, in.b_device, kEps);
   layernorm_backward(stream, out.dx, out.dw, out.db, in.dy_device, in.x_device, out.mean, out.rstd, in.w_device, accumulate_dx,
                      accumulate_dw);
   return out;
 }
 
-std::vector<double> plus_one(std::vector<double> v) {
-  for (double& x : v) x += 1;
-  return v;
-}
-
 TEST(LayerNorm, MatchesTheReferenceOverAwkwardSizes) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     for (std::int64_t columns : testing::kAwkwardSizes) {
       for (std::int64_t rows : {1, 3, 65}) {
         const Inputs in(rows, columns, dtype);
@@ -134,11 +103,7 @@ TEST(LayerNorm, MatchesTheReferenceOverAwkwardSizes) {
         EXPECT_LE(relative_error(values_of(out.mean), norm.mean), 3 * in_sums) << in.text();
         EXPECT_LE(relative_error(values_of(out.dw), gradients.dw), allowed) << in.text();
         EXPECT_LE(relative_error(values_of(out.db), gradients.db), allowed) << in.text();
-        // dx is a difference, which cancels to almost nothing where there are few columns: its terms set the scale too.
-        std::vector<double> terms(in.dy.size());
-        for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = norm.rstd[i / in.w.size()] * in.dy[i] * in.w[i % in.w.size()];
-        EXPECT_LE(distance(values_of(out.dx), gradients.dx), allowed * length(gradients.dx) + in_sums * length(terms))
-            << in.text();
+        testing::expect_dx(in, out.dx, gradients.dx, norm.rstd);
       }
     }
   }
@@ -164,7 +129,7 @@ TEST(LayerNorm, BackwardMatchesFiniteDifferences) {
 }
 
 TEST(LayerNorm, AddsToGradientsWhenAsked) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(33, 65, dtype);
     const Gradients expected = reference_backward(in.dy, in.x, in.w);
     const double allowed = testing::tolerance(dtype);
@@ -195,7 +160,7 @@ TEST(LayerNorm, ALargeMeanCostsNoPrecision) {
 }
 
 TEST(LayerNorm, WithoutRowsTheWeightGradientsAreZero) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(0, 7, dtype);
     EXPECT_EQ(values_of(run(in).dw), std::vector<double>(7, 0.0));
     EXPECT_EQ(values_of(run(in).db), std::vector<double>(7, 0.0));
@@ -215,14 +180,14 @@ TEST(LayerNorm, AConstantRowGivesTheBias) {
 
 TEST(LayerNorm, TwoRunsAndTwoThreadsAgreeBitwise) {
   const int threads = device().threads();
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(131, 129, dtype);
     const auto all = [&](int t) {
       device().set_threads(t);
       const Outputs out = run(in);
       std::vector<std::vector<std::byte>> bytes;
       for (const Tensor* tensor : {&out.y, &out.mean, &out.rstd, &out.dx, &out.dw, &out.db})
-        bytes.push_back(tensor->to_host(device().compute()).data);
+        bytes.push_back(testing::bits_of(*tensor));
       return bytes;
     };
     const auto first = all(1);

@@ -2,20 +2,23 @@
 
 #include "common/kernels/rmsnorm.h"
 #include "common/kernels/row_sums.h"
-#include "tests/support/kernel_testing.h"
+#include "tests/support/kernel_repeat.h"
+#include "tests/support/norm_testing.h"
 
 namespace ref5d {
 namespace {
 
+using Inputs = testing::NormInputs;
 using testing::device_tensor;
+using testing::gradient_target;
+using testing::plus_one;
 using testing::poisoned;
 using testing::random_values;
 using testing::relative_error;
 using testing::rounded;
 using testing::values_of;
 
-constexpr double kEps = 1e-5;
-constexpr Dtype kDtypes[] = {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16};
+constexpr double kEps = testing::kNormEps;
 
 struct Norm {
   std::vector<double> y, rstd;
@@ -54,37 +57,6 @@ Gradients reference_backward(const std::vector<double>& dy, const std::vector<do
   return g;
 }
 
-// Inputs as the kernel sees them.
-struct Inputs {
-  std::int64_t rows, columns;
-  Dtype dtype;
-  std::vector<double> x, w, dy;
-  Tensor x_device, w_device, dy_device;
-  Inputs(std::int64_t rows_, std::int64_t columns_, Dtype dtype_)
-      : rows(rows_),
-        columns(columns_),
-        dtype(dtype_),
-        x(rounded(random_values(rows * columns, 1), dtype)),
-        w(rounded(random_values(columns, 2), dtype)),
-        dy(rounded(random_values(rows * columns, 3), dtype)),
-        x_device(device_tensor(x, {rows, columns}, dtype)),
-        w_device(device_tensor(w, {columns}, dtype)),
-        dy_device(device_tensor(dy, {rows, columns}, dtype)) {}
-  [[nodiscard]] std::string text() const {
-    return std::to_string(rows) + " x " + std::to_string(columns) + " " + dtype_name(dtype);
-  }
-};
-
-double length(const std::vector<double>& v) {
-  double sum = 0;
-  for (double x : v) sum += x * x;
-  return std::sqrt(sum);
-}
-double distance(std::vector<double> a, const std::vector<double>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return std::isnan(length(a)) ? INFINITY : length(a);
-}
-
 struct Outputs {
   Tensor y, rstd, dx, dw;
 };
@@ -92,24 +64,15 @@ Outputs run(const Inputs& in, bool accumulate_dx = false, bool accumulate_dw = f
   Stream& stream = device().compute();
   const Dtype accumulator = accumulator_of(in.dtype);
   Outputs out{poisoned({in.rows, in.columns}, in.dtype), poisoned({in.rows}, accumulator), {}, {}};
-  const auto target = [&](Shape shape, Dtype dtype, bool accumulate) {
-    if (!accumulate) return poisoned(std::move(shape), dtype);
-    return device_tensor(std::vector<double>(static_cast<std::size_t>(product(shape)), 1.0), shape, dtype);
-  };
-  out.dx = target({in.rows, in.columns}, in.dtype, accumulate_dx);
-  out.dw = target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
+  out.dx = gradient_target({in.rows, in.columns}, in.dtype, accumulate_dx);
+  out.dw = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
   rmsnorm_forward(stream, out.y, out.rstd, in.x_device, in.w_device, kEps);
   rmsnorm_backward(stream, out.dx, out.dw, in.dy_device, in.x_device, out.rstd, in.w_device, accumulate_dx, accumulate_dw);
   return out;
 }
 
-std::vector<double> plus_one(std::vector<double> v) {
-  for (double& x : v) x += 1;
-  return v;
-}
-
 TEST(RmsNorm, MatchesTheReferenceOverAwkwardSizes) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     for (std::int64_t columns : testing::kAwkwardSizes) {
       for (std::int64_t rows : {1, 3, 65}) {
         const Inputs in(rows, columns, dtype);
@@ -120,11 +83,7 @@ TEST(RmsNorm, MatchesTheReferenceOverAwkwardSizes) {
         EXPECT_LE(relative_error(values_of(out.y), norm.y), allowed) << in.text();
         EXPECT_LE(relative_error(values_of(out.rstd), norm.rstd), in_sums) << in.text();
         EXPECT_LE(relative_error(values_of(out.dw), gradients.dw), allowed) << in.text();
-        // dx is a difference, which cancels to almost nothing where there are few columns: its terms set the scale too.
-        std::vector<double> terms(in.dy.size());
-        for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = norm.rstd[i / in.w.size()] * in.dy[i] * in.w[i % in.w.size()];
-        EXPECT_LE(distance(values_of(out.dx), gradients.dx), allowed * length(gradients.dx) + in_sums * length(terms))
-            << in.text();
+        testing::expect_dx(in, out.dx, gradients.dx, norm.rstd);
       }
     }
   }
@@ -146,7 +105,7 @@ TEST(RmsNorm, BackwardMatchesFiniteDifferences) {
 }
 
 TEST(RmsNorm, AddsToGradientsWhenAsked) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(33, 65, dtype);
     const Gradients expected = reference_backward(in.dy, in.x, in.w);
     const double allowed = testing::tolerance(dtype);
@@ -164,7 +123,7 @@ TEST(RmsNorm, AddsToGradientsWhenAsked) {
 }
 
 TEST(RmsNorm, WithoutRowsTheWeightGradientIsZero) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(0, 7, dtype);
     EXPECT_EQ(values_of(run(in).dw), std::vector<double>(7, 0.0));
     EXPECT_EQ(values_of(run(in, true, true).dw), std::vector<double>(7, 1.0));
@@ -182,14 +141,13 @@ TEST(RmsNorm, AZeroRowGivesZerosAndNotNan) {
 
 TEST(RmsNorm, TwoRunsAndTwoThreadsAgreeBitwise) {
   const int threads = device().threads();
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Inputs in(131, 129, dtype);
     const auto all = [&](int t) {
       device().set_threads(t);
       const Outputs out = run(in);
       std::vector<std::vector<std::byte>> bytes;
-      for (const Tensor* tensor : {&out.y, &out.rstd, &out.dx, &out.dw})
-        bytes.push_back(tensor->to_host(device().compute()).data);
+      for (const Tensor* tensor : {&out.y, &out.rstd, &out.dx, &out.dw}) bytes.push_back(testing::bits_of(*tensor));
       return bytes;
     };
     const auto first = all(1);
@@ -217,7 +175,7 @@ TEST(RmsNorm, RefusesShapesThatDoNotFit) {
 }
 
 TEST(RowSums, AddPartialRowsInOrder) {
-  for (Dtype dtype : kDtypes) {
+  for (Dtype dtype : testing::kFloatDtypes) {
     const Dtype accumulator = accumulator_of(dtype);
     for (std::int64_t columns : {1, 7, 255, 256, 257, 600}) {
       for (std::int64_t rows : {1, 2, 33}) {

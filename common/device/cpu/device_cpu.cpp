@@ -5,6 +5,8 @@
 
 namespace ref5d {
 
+void Device::select(int) {}
+
 void Device::set_threads(int n) {
   threads_ = n;
   cpu::set_kernel_threads(n);
@@ -16,5 +18,10 @@ void Device::synchronize() { cpu::drain(); }
 std::string Device::mode() { return "cpu"; }
 
 std::string Device::description() { return std::to_string(omp_get_num_procs()) + " cores"; }
+
+namespace backend {
+void profile_start() {}
+void profile_stop() {}
+}  // namespace backend
 
 }  // namespace ref5d

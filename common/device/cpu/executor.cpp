@@ -1,17 +1,18 @@
 #include "common/device/cpu/executor.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <exception>
+#include <map>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "common/device/device.h"
 #include "common/device/error.h"
+#include "common/device/polled.h"
 
 namespace ref5d {
 
@@ -19,11 +20,9 @@ namespace {
 
 struct Entry {
   enum class Kind { kWork, kPolled, kRecord, kWait } kind;
-  std::string name;
-  std::function<void()> work;      // kWork; kPolled: start
-  std::function<bool()> poll;      // kPolled
+  PolledWork work;                 // kWork: of this only the name and `start`, which is all there is to do
   std::shared_ptr<bool> happened;  // kRecord sets it, kWait waits for it
-  bool started = false;
+  bool started = false;            // kPolled
   std::chrono::steady_clock::time_point begin{};
 };
 
@@ -48,13 +47,20 @@ constexpr std::size_t kRunAhead = 4096;
 class Executor {
  public:
   void add(Stream::Impl* s) { streams_.push_back(s); }
+  // What is still queued is dropped. Nobody waits for it then.
   void remove(Stream::Impl* s) {
+    for (const Entry& e : s->entries) {
+      if (e.kind == Entry::Kind::kRecord) *e.happened = true;
+      if (e.kind == Entry::Kind::kPolled && !e.started) take_turn(e);
+    }
     pending_ -= s->entries.size();
     std::erase(streams_, s);
   }
 
   void push(Stream::Impl& s, Entry e) {
     s.entries.push_back(std::move(e));
+    const Entry& pushed = s.entries.back();
+    if (pushed.work.order_key != nullptr) turns_[pushed.work.order_key].push_back(&pushed);
     if (++pending_ > kRunAhead) {
       run_until([this] { return pending_ <= kRunAhead / 2; });
     }
@@ -65,7 +71,7 @@ class Executor {
     while (!done()) {
       switch (step()) {
         case Progress::kMade: idle = 0; break;
-        case Progress::kWaiting: back_off(++idle); break;
+        case Progress::kWaiting: detail::back_off(++idle); break;
         case Progress::kNone: throw RunError("the streams wait for each other: no work is ready and none is in flight");
       }
     }
@@ -73,18 +79,25 @@ class Executor {
 
   [[nodiscard]] bool empty() const { return pending_ == 0; }
   [[nodiscard]] std::size_t pending() const { return pending_; }
+  void set_order_seed(std::uint64_t seed) {
+    shuffled_ = seed != 0;
+    random_.seed(seed);
+  }
 
   enum class Progress { kMade, kWaiting, kNone };
-  // One entry of the newest stream that is ready; otherwise says whether communication is in flight.
+  // One entry of the first stream that is ready; otherwise says whether communication is in flight.
   Progress step() {
     bool in_flight = false;
-    for (auto it = streams_.rbegin(); it != streams_.rend(); ++it) {
-      Stream::Impl& s = **it;
+    candidates_.assign(streams_.rbegin(), streams_.rend());
+    if (shuffled_) std::shuffle(candidates_.begin(), candidates_.end(), random_);
+    for (Stream::Impl* candidate : candidates_) {
+      Stream::Impl& s = *candidate;
       if (s.entries.empty()) continue;
       Entry& head = s.entries.front();
       if (head.kind == Entry::Kind::kWait && !*head.happened) continue;
       if (head.kind == Entry::Kind::kPolled) {
         const bool first = !head.started;
+        if (first && !has_turn(head)) continue;
         if (!advance(s, head)) {
           in_flight = true;
           if (first) return Progress::kMade;
@@ -108,15 +121,31 @@ class Executor {
     return e;
   }
 
+  // Whether no work with the same key was enqueued earlier and has not started. The earlier one can always come to start: what
+  // it waits for was enqueued earlier still.
+  [[nodiscard]] bool has_turn(const Entry& e) const {
+    return e.work.order_key == nullptr || turns_.at(e.work.order_key).front() == &e;
+  }
+  // Lets the next one with this key start.
+  void take_turn(const Entry& e) {
+    if (e.work.order_key == nullptr) return;
+    const auto at = turns_.find(e.work.order_key);
+    std::erase(at->second, &e);
+    if (at->second.empty()) turns_.erase(at);
+  }
+
   // Starts a polled entry or asks how it is; true when it is through. One that throws is gone, like any other work.
   bool advance(Stream::Impl& s, Entry& head) {
     try {
       if (!head.started) {
+        take_turn(head);
         head.started = true;
         head.begin = std::chrono::steady_clock::now();
-        head.work();
+        head.work.start();
       }
-      return head.poll();
+      if (head.work.poll()) return true;
+      detail::check_timeout(head.work, head.begin);
+      return false;
     } catch (...) {
       pop(s);
       throw;
@@ -127,27 +156,20 @@ class Executor {
     Entry e = pop(s);  // first, so that an entry that throws is gone
     if (e.kind == Entry::Kind::kRecord) *e.happened = true;
     if (e.kind != Entry::Kind::kWork) return;
-    if (!device().profiler().on()) return e.work();
+    if (!device().profiler().on()) return e.work.start();
     e.begin = std::chrono::steady_clock::now();
-    e.work();
+    e.work.start();
     record_span(s, e, std::chrono::steady_clock::now());
   }
 
   static void record_span(const Stream::Impl& s, const Entry& e, std::chrono::steady_clock::time_point end) {
-    if (device().profiler().on()) device().profiler().add(s.name, e.name, e.begin, end);
+    if (device().profiler().on()) device().profiler().add(s.name, e.work.name, e.begin, end);
   }
 
-  // Spinning would take the core from the rank that we wait for.
-  static void back_off(int idle) {
-    if (idle <= 50) {
-      sched_yield();
-    } else {
-      const timespec pause{0, 20'000};
-      nanosleep(&pause, nullptr);
-    }
-  }
-
-  std::vector<Stream::Impl*> streams_;
+  std::vector<Stream::Impl*> streams_, candidates_;
+  std::map<const void*, std::deque<const Entry*>> turns_;  // by order key: works that have not started, as enqueued
+  std::mt19937_64 random_;
+  bool shuffled_ = false;
   std::size_t pending_ = 0;
 };
 
@@ -161,11 +183,7 @@ int kernel_thread_count = 1;
 }  // namespace
 
 void enqueue(Stream& stream, const std::string& name, std::function<void()> work) {
-  executor().push(stream.impl(), {Entry::Kind::kWork, name, std::move(work), {}, {}});
-}
-
-void enqueue_polled(Stream& stream, const std::string& name, std::function<void()> start, std::function<bool()> poll) {
-  executor().push(stream.impl(), {Entry::Kind::kPolled, name, std::move(start), std::move(poll), {}});
+  executor().push(stream.impl(), {Entry::Kind::kWork, {name, std::move(work), {}}, {}});
 }
 
 void run_until(const std::function<bool()>& done) { executor().run_until(done); }
@@ -173,6 +191,8 @@ void run_until(const std::function<bool()>& done) { executor().run_until(done); 
 void drain() {
   executor().run_until([] { return executor().empty(); });
 }
+
+void set_order_seed(std::uint64_t seed) { executor().set_order_seed(seed); }
 
 void make_progress() { (void)executor().step(); }
 
@@ -186,7 +206,9 @@ Stream::Stream(std::string name) : name_(std::move(name)), impl_(std::make_uniqu
 }
 
 Stream::~Stream() {
-  while (!impl_->entries.empty()) {
+  // While an error ends the program nobody needs the work, and communication with a rank that is gone would wait for ever.
+  const bool unwinding = std::uncaught_exceptions() > 0;
+  while (!unwinding && !impl_->entries.empty()) {
     const std::size_t before = cpu::executor().pending();
     try {
       synchronize();
@@ -210,7 +232,7 @@ Event& Event::operator=(Event&&) noexcept = default;
 
 void Event::record(Stream& stream) {
   impl_->happened = std::make_shared<bool>(false);
-  cpu::executor().push(stream.impl(), {Entry::Kind::kRecord, "record", {}, {}, impl_->happened});
+  cpu::executor().push(stream.impl(), {Entry::Kind::kRecord, {}, impl_->happened});
 }
 
 bool Event::done() const { return !impl_->happened || *impl_->happened; }
@@ -220,11 +242,15 @@ void Event::synchronize() const {
 }
 
 void wait(Stream& stream, const Event& event) {
-  if (event.impl().happened) cpu::executor().push(stream.impl(), {Entry::Kind::kWait, "wait", {}, {}, event.impl().happened});
+  if (event.impl().happened) cpu::executor().push(stream.impl(), {Entry::Kind::kWait, {}, event.impl().happened});
 }
 
 void host_task(Stream& stream, const std::string& name, std::function<void()> task) {
   cpu::enqueue(stream, name, std::move(task));
+}
+
+void enqueue_polled(Stream& stream, PolledWork work) {
+  cpu::executor().push(stream.impl(), {Entry::Kind::kPolled, std::move(work), {}});
 }
 
 void copy_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
@@ -240,7 +266,10 @@ void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size
 
 void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes) {
   stream.synchronize();
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  if (bytes == 0) return;
+  const auto begin = std::chrono::steady_clock::now();
+  std::memcpy(to, from, bytes);
+  if (device().profiler().on()) device().profiler().add(stream.name(), "copy to host", begin, std::chrono::steady_clock::now());
 }
 
 void copy_on_device(Stream& stream, void* to, const void* from, std::size_t bytes) {

@@ -2,10 +2,11 @@
 //
 // The executor always runs what is ready: the entry at the head of a stream, unless that is a wait whose event has not
 // happened. Among ready streams the newest comes first, so work on a side stream that forgot to wait for the main stream
-// runs too early and is a wrong result, as it would be on a GPU. An entry of communication is started once and then
-// polled; kernels of other streams run meanwhile.
+// runs too early and is a wrong result, as it would be on a GPU. An entry of communication (polled.h) is started once and
+// then polled; kernels of other streams run meanwhile.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -16,9 +17,6 @@ namespace ref5d::cpu {
 // Work that runs to its end. `name` must outlive the entry (kernel names are static strings) or is copied with it.
 void enqueue(Stream& stream, const std::string& name, std::function<void()> work);
 
-// Work that is started and completes when poll() says true. poll() must not block.
-void enqueue_polled(Stream& stream, const std::string& name, std::function<void()> start, std::function<bool()> poll);
-
 // Runs ready work until `done` says true. Throws RunError if nothing can ever become ready.
 void run_until(const std::function<bool()>& done);
 
@@ -27,6 +25,10 @@ void drain();
 
 // Gives pending communication a chance to move on: runs at most one ready entry of any stream, polls the rest.
 void make_progress();
+
+// For tests. 0: the newest ready stream goes first. Any other: the ready streams in an order drawn from the seed, another one
+// at each step.
+void set_order_seed(std::uint64_t seed);
 
 // Threads that a kernel's blocks are spread over.
 [[nodiscard]] int kernel_threads();

@@ -66,7 +66,7 @@ void run_blocks(Grid grid, std::size_t shared_bytes, int threads, F&& block) {
 
 template <auto kKernel, typename... Args>
 void launch(Stream& stream, Grid grid, Block block, Args... args) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (!detail::has_blocks<kKernel>(grid)) return;
   cpu::enqueue(stream, detail::kernel_name<kKernel>(),
                [=] { cpu::run_blocks(grid, block.shared_bytes, cpu::kernel_threads(), [&] { kKernel(args...); }); });
 }

@@ -1,8 +1,7 @@
 // Streams, events, copies and memory over the CUDA runtime.
 #include <cuda_runtime.h>
 
-#include <cstring>
-#include <deque>
+#include <cstdint>
 #include <set>
 
 #include "common/device/cuda/cuda_stream.h"
@@ -29,17 +28,14 @@ std::set<const Stream*>& live_streams() {
   return *kLive;
 }
 
-struct PendingSpan {
-  std::string stream, name;
-  cudaEvent_t begin, end;
-};
-std::deque<PendingSpan>& pending_spans() {
-  static auto* const kPending = new std::deque<PendingSpan>;
-  return *kPending;
-}
-cudaEvent_t& profile_origin() {
-  static cudaEvent_t origin = nullptr;
-  return origin;
+// The stream-ordered pool keeps what is freed. By default it gives everything back to the driver at each synchronization.
+void keep_freed_memory() {
+  int id = 0;
+  cudaMemPool_t pool = nullptr;
+  check(cudaGetDevice(&id), "cudaGetDevice");
+  check(cudaDeviceGetDefaultMemPool(&pool, id), "cudaDeviceGetDefaultMemPool (this GPU or its driver has no memory pools)");
+  std::uint64_t threshold = UINT64_MAX;
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold), "cudaMemPoolSetAttribute");
 }
 }  // namespace
 }  // namespace cuda
@@ -47,9 +43,17 @@ cudaEvent_t& profile_origin() {
 using cuda::check;
 
 struct Stream::Impl {
+  Impl() { check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  ~Impl() { cudaStreamDestroy(stream); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   cudaStream_t stream = nullptr;
 };
 struct Event::Impl {
+  Impl() { check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Impl() { cudaEventDestroy(event); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   cudaEvent_t event = nullptr;
 };
 
@@ -57,63 +61,31 @@ namespace cuda {
 
 cudaStream_t native(Stream& stream) { return stream.impl().stream; }
 
-ProfileScope::ProfileScope(Stream& stream, const std::string& name) {
-  if (!device().profiler().on()) return;
-  stream_ = &stream;
-  if (profile_origin() == nullptr) {
-    check(cudaEventCreate(&profile_origin()), "cudaEventCreate");
-    check(cudaEventRecord(profile_origin(), native(stream)), "cudaEventRecord");
-  }
-  PendingSpan span{stream.name(), name, nullptr, nullptr};
-  check(cudaEventCreate(&span.begin), "cudaEventCreate");
-  check(cudaEventCreate(&span.end), "cudaEventCreate");
-  check(cudaEventRecord(span.begin, native(stream)), "cudaEventRecord");
-  pending_spans().push_back(std::move(span));
-}
-
-ProfileScope::~ProfileScope() {
-  if (stream_ != nullptr) cudaEventRecord(pending_spans().back().end, native(*stream_));
-}
-
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         "cudaFuncSetAttribute (more shared memory than this GPU has per block)");
 }
 
-namespace {
-void collect_spans() {
-  for (PendingSpan& s : pending_spans()) {
-    float start = 0, duration = 0;
-    check(cudaEventElapsedTime(&start, profile_origin(), s.begin), "cudaEventElapsedTime");
-    check(cudaEventElapsedTime(&duration, s.begin, s.end), "cudaEventElapsedTime");
-    device().profiler().add_us(s.stream, s.name, start * 1e3, duration * 1e3);
-    cudaEventDestroy(s.begin);
-    cudaEventDestroy(s.end);
-  }
-  pending_spans().clear();
-}
-}  // namespace
 }  // namespace cuda
 
 Stream::Stream(std::string name) : name_(std::move(name)), impl_(std::make_unique<Impl>()) {
-  check(cudaStreamCreateWithFlags(&impl_->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  cuda::keep_freed_memory();
   cuda::live_streams().insert(this);
 }
 
 Stream::~Stream() {
   cudaStreamSynchronize(impl_->stream);
+  cuda::forget_host_tasks(*this);
   cuda::live_streams().erase(this);
-  cudaStreamDestroy(impl_->stream);
 }
 
-void Stream::synchronize() { check(cudaStreamSynchronize(impl_->stream), "cudaStreamSynchronize"); }
+void Stream::synchronize() {
+  check(cudaStreamSynchronize(impl_->stream), "cudaStreamSynchronize");
+  cuda::finish_host_tasks();
+}
 
-Event::Event() : impl_(std::make_unique<Impl>()) {
-  check(cudaEventCreateWithFlags(&impl_->event, cudaEventDisableTiming), "cudaEventCreate");
-}
-Event::~Event() {
-  if (impl_) cudaEventDestroy(impl_->event);
-}
+Event::Event() : impl_(std::make_unique<Impl>()) {}
+Event::~Event() = default;
 Event::Event(Event&&) noexcept = default;
 Event& Event::operator=(Event&&) noexcept = default;
 
@@ -127,44 +99,42 @@ bool Event::done() const {
   check(status, "cudaEventQuery");
   return true;
 }
-void Event::synchronize() const { check(cudaEventSynchronize(impl_->event), "cudaEventSynchronize"); }
+void Event::synchronize() const {
+  check(cudaEventSynchronize(impl_->event), "cudaEventSynchronize");
+  cuda::finish_host_tasks();
+}
 
 void wait(Stream& stream, const Event& event) {
   check(cudaStreamWaitEvent(cuda::native(stream), event.impl().event, 0), "cudaStreamWaitEvent");
 }
 
-void host_task(Stream& stream, const std::string& name, std::function<void()> task) {
-  (void)name;
-  auto* boxed = new std::function<void()>(std::move(task));
-  check(cudaLaunchHostFunc(
-            cuda::native(stream),
-            [](void* p) {
-              auto* f = static_cast<std::function<void()>*>(p);
-              (*f)();
-              delete f;
-            },
-            boxed),
-        "cudaLaunchHostFunc");
+namespace {
+void copy(Stream& stream, const char* name, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return;
+  const cuda::ProfileScope profile(stream, name);
+  check(cudaMemcpyAsync(to, from, bytes, kind, cuda::native(stream)), "cudaMemcpyAsync");
 }
+}  // namespace
 
 void copy_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, cuda::native(stream)), "cudaMemcpyAsync");
-  // Large pageable copies may return before the source has been read.
-  check(cudaStreamSynchronize(cuda::native(stream)), "cudaStreamSynchronize");
+  copy_pinned_to_device(stream, to, from, bytes);
+  stream.synchronize();  // large pageable copies may return before the source has been read
 }
 void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, cuda::native(stream)), "cudaMemcpyAsync");
+  copy(stream, "copy to device", to, from, bytes, cudaMemcpyHostToDevice);
 }
 void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, cuda::native(stream)), "cudaMemcpyAsync");
+  copy(stream, "copy to host", to, from, bytes, cudaMemcpyDeviceToHost);
   stream.synchronize();
 }
 void copy_on_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda::native(stream)), "cudaMemcpyAsync");
+  copy(stream, "copy", to, from, bytes, cudaMemcpyDeviceToDevice);
 }
 void fill_zero(Stream& stream, void* to, std::size_t bytes) {
-  if (bytes > 0) check(cudaMemsetAsync(to, 0, bytes, cuda::native(stream)), "cudaMemsetAsync");
+  if (bytes == 0) return;
+  const cuda::ProfileScope profile(stream, "fill zero");
+  check(cudaMemsetAsync(to, 0, bytes, cuda::native(stream)), "cudaMemsetAsync");
 }
 
 namespace backend {
@@ -189,11 +159,18 @@ PinnedBuffer::PinnedBuffer(std::size_t bytes) : bytes_(bytes) {
 }
 PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
 
+void Device::select(int local_rank) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    throw RunError("this program was built for GPUs (MODE=cuda), but the host has none that it can use; build with MODE=cpu");
+  check(cudaSetDevice(local_rank % count), "cudaSetDevice");
+}
+
 void Device::set_threads(int n) { threads_ = n; }
 
 void Device::synchronize() {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  cuda::collect_spans();
+  cuda::finish_host_tasks();
 }
 
 std::string Device::mode() { return "cuda"; }

@@ -1,0 +1,35 @@
+// Work that the host starts in its stream's turn and that is complete when a poll says so: communication.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "common/device/stream.h"
+
+namespace ref5d {
+
+struct PolledWork {
+  std::string name;             // in profiles and errors
+  std::function<void()> start;  // once. Neither may block or call the device layer
+  std::function<bool()> poll;   // until it says true
+  // Works with the same key start in the order in which they were enqueued, whatever their streams: ranks that start two
+  // operations of one communicator in different orders get wrong sums. Any address that stands for the communicator.
+  // Null: the stream's order alone.
+  const void* order_key = nullptr;
+  std::chrono::nanoseconds timeout{0};  // from its start; 0: none
+};
+
+// What is enqueued on `stream` later runs when the work is complete. An error of start or poll, or a time-out (RunError, with
+// the work's name), surfaces at a wait of the host; the work is gone then. On the CPU work of other streams runs meanwhile; on
+// a GPU the host waits here, so that nothing overlaps.
+void enqueue_polled(Stream& stream, PolledWork work);
+
+namespace detail {
+// Throws if the work, begun then and not yet complete, has had its time.
+void check_timeout(const PolledWork& work, std::chrono::steady_clock::time_point begin);
+// After the idle-th poll in a row that found nothing new.
+void back_off(int idle);
+}  // namespace detail
+
+}  // namespace ref5d
