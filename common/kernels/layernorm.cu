@@ -93,7 +93,8 @@ void layernorm_forward(Stream& stream, const Tensor& y, const Tensor& mean, cons
 }
 
 void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy, const Tensor& x,
-                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw) {
+                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw,
+                        bool accumulate_db) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   const Dtype accumulator = accumulator_of(x.dtype());
   expect(dx, {rows, columns}, x.dtype(), "layernorm dx");
@@ -112,7 +113,7 @@ void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, cons
                                             rows, columns);
   });
   add_row_sums(stream, dw, dw_partials, accumulate_dw);
-  add_row_sums(stream, db, db_partials, accumulate_dw);
+  add_row_sums(stream, db, db_partials, accumulate_db);
 }
 
 }  // namespace ref5d

@@ -13,6 +13,7 @@ void layernorm_forward(Stream& stream, const Tensor& y, const Tensor& mean, cons
 // accumulator's. With xhat = (x - mean) * rstd and g = dy * w:
 //   dw = sum dy * xhat;  db = sum dy;  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)).
 void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy, const Tensor& x,
-                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw);
+                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw,
+                        bool accumulate_db);
 
 }  // namespace ref5d

@@ -133,8 +133,8 @@ Tensor AttentionLayer::attend_backward(Context& ctx, const Tensor& dout, Saved& 
     d.k = normed_heads_backward(ctx, *k_norm, d.k, saved);
     d.q = normed_heads_backward(ctx, *q_norm, d.q, saved);
   }
-  const Tensor in = region->restore(ctx, saved.pop("attention.in"));
-  const Tensor dx = ctx.activation({in.dim(0), in.dim(1)});
+  const PendingTensor restoring = region->begin_restore(ctx, saved.pop("attention.in"));
+  const Tensor dx = ctx.activation({tokens, qkv ? qkv->in() : q->in()});
   if (qkv) {
     qkv->backward_input(ctx, dx, packed, false);
   } else {  // one input, three uses: its gradient is the sum
@@ -142,7 +142,8 @@ Tensor AttentionLayer::attend_backward(Context& ctx, const Tensor& dout, Saved& 
     k->backward_input(ctx, dx, d.k, true);
     v->backward_input(ctx, dx, d.v, true);
   }
-  region->begin_enter_backward(ctx, dx);
+  const Tensor in = restoring(ctx);
+  const PendingTensor entering = region->begin_enter_backward(ctx, dx);
   auto weight_gradients = [&](const Linear& linear, const Tensor& dy) {
     linear.backward_bias(ctx, dy);
     linear.backward_weight(ctx, in, dy);
@@ -155,7 +156,7 @@ Tensor AttentionLayer::attend_backward(Context& ctx, const Tensor& dout, Saved& 
     weight_gradients(*v, d.v);
   }
   ctx.weight_grads->run_ready();
-  return region->end_enter_backward(ctx);
+  return entering(ctx);
 }
 
 }  // namespace ref5d

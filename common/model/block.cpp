@@ -1,5 +1,7 @@
 #include "common/model/block.h"
 
+#include <ranges>
+
 #include "common/kernels/elementwise.h"
 
 namespace ref5d {
@@ -30,12 +32,15 @@ std::vector<std::shared_ptr<Parameter>> Block::parameters() const {
   return all;
 }
 
-DropoutKey Block::dropout_key(const Context& ctx, DropoutSite site) const {
-  return {ctx.dropout_seed + (ctx.recomputing ? ctx.redraw_dropout : 0), ctx.step, static_cast<std::uint32_t>(layer_), site};
+void Block::residual_dropout(const Context& ctx, const Tensor& y, const Tensor& x, DropoutSite site) const {
+  const ResidualRows& rows = ctx.batch->residual;
+  const DropoutKey key{ctx.dropout_seed + (ctx.recomputing ? ctx.redraw_dropout : 0), ctx.step,
+                       static_cast<std::uint32_t>(layer_), site};
+  dropout(ctx.stream, y, x, rows.sample, rows.order, key, ctx.dropout);
 }
 
 Tensor Block::residual(Context& ctx, const Tensor& x, const Tensor& y, DropoutSite site) const {
-  if (ctx.dropout > 0) dropout(ctx.stream, y, y, ctx.batch->sample, ctx.batch->order, dropout_key(ctx, site), ctx.dropout);
+  if (ctx.dropout > 0) residual_dropout(ctx, y, y, site);
   add(ctx.stream, y, x, y);
   return y;
 }
@@ -43,7 +48,7 @@ Tensor Block::residual(Context& ctx, const Tensor& x, const Tensor& y, DropoutSi
 Tensor Block::residual_backward(Context& ctx, const Tensor& dy, DropoutSite site) const {
   if (ctx.dropout == 0) return dy;
   Tensor masked = ctx.activation({dy.dim(0), dy.dim(1)});
-  dropout(ctx.stream, masked, dy, ctx.batch->sample, ctx.batch->order, dropout_key(ctx, site), ctx.dropout);
+  residual_dropout(ctx, masked, dy, site);
   return masked;
 }
 
@@ -56,9 +61,9 @@ Tensor Block::attention_forward_half(Context& ctx, const Tensor& x, Saved& saved
   return o;
 }
 
-void Block::run_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+void Block::run_phase(Phase phase, Context& ctx, BlockFlow& flow, Saved& saved) {
   switch (phase) {
-    case 0: {
+    case Phase::kAttention: {
       const bool selective = ctx.recompute == Recompute::kSelective;
       Saved dropped;
       const Tensor o = attention_forward_half(ctx, flow.x, selective ? dropped : saved);
@@ -66,27 +71,29 @@ void Block::run_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
       flow.x = residual(ctx, flow.x, attention->project(ctx, o), DropoutSite::kAttention);
       break;
     }
-    case 1: {
+    case Phase::kDispatch: {
       const Tensor normed = mlp_norm->forward(ctx, flow.x, saved);
       ctx.see_sub("sub", layer_, "mlp_norm", normed);
-      flow.inner = mlp->dispatch(ctx, normed, saved);
+      flow.inner = mlp->dispatch(ctx, normed, saved, flow.mlp_state);
       break;
     }
-    case 2: flow.inner = mlp->compute(ctx, flow.inner, saved); break;
-    case 3:
-      flow.x = residual(ctx, flow.x, mlp->combine(ctx, flow.inner, saved), DropoutSite::kMlp);
+    case Phase::kExperts: flow.inner = mlp->compute(ctx, flow.inner, saved, flow.mlp_state); break;
+    case Phase::kCombine:
+      flow.x = residual(ctx, flow.x, mlp->combine(ctx, flow.inner, saved, flow.mlp_state), DropoutSite::kMlp);
       flow.inner = {};
+      flow.mlp_state.reset();
       break;
-    default: throw std::logic_error("a block has four phases");
   }
 }
 
-void Block::run_phase_backward(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+void Block::run_phase_backward(Phase phase, Context& ctx, BlockFlow& flow, Saved& saved) {
   switch (phase) {
-    case 3: flow.inner = mlp->combine_backward(ctx, residual_backward(ctx, flow.x, DropoutSite::kMlp), saved); break;
-    case 2: flow.inner = mlp->compute_backward(ctx, flow.inner, saved); break;
-    case 1: {
-      const Tensor d = mlp->dispatch_backward(ctx, flow.inner, saved);
+    case Phase::kCombine:
+      flow.inner = mlp->combine_backward(ctx, residual_backward(ctx, flow.x, DropoutSite::kMlp), saved, flow.mlp_state);
+      break;
+    case Phase::kExperts: flow.inner = mlp->compute_backward(ctx, flow.inner, saved, flow.mlp_state); break;
+    case Phase::kDispatch: {
+      const Tensor d = mlp->dispatch_backward(ctx, flow.inner, saved, flow.mlp_state);
       ctx.see_sub("sub_grad", layer_, "mlp_norm", d);
       // The residual path passes dy on unchanged; the sublayer's gradient is added to it. A new tensor: the old one may still
       // be a weight gradient's dy.
@@ -95,9 +102,10 @@ void Block::run_phase_backward(int phase, Context& ctx, BlockFlow& flow, Saved& 
       add(ctx.stream, dx, dx, flow.x);
       flow.x = dx;
       flow.inner = {};
+      flow.mlp_state.reset();
       break;
     }
-    case 0: {
+    case Phase::kAttention: {
       Saved again;
       if (ctx.recompute == Recompute::kSelective) {
         ctx.recomputing = true;
@@ -115,38 +123,37 @@ void Block::run_phase_backward(int phase, Context& ctx, BlockFlow& flow, Saved& 
       flow.x = dx;
       break;
     }
-    default: throw std::logic_error("a block has four phases");
   }
 }
 
 // Full recomputation keeps the block's input and drops the rest; backward runs the forward again first.
-void Block::forward_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+void Block::forward_phase(Phase phase, Context& ctx, BlockFlow& flow, Saved& saved) {
   if (ctx.recompute != Recompute::kFull) return run_phase(phase, ctx, flow, saved);
-  if (phase == 0) saved.push("block.x", flow.x);
+  if (phase == kPhases.front()) saved.push("block.x", flow.x);
   run_phase(phase, ctx, flow, flow.own);
-  if (phase == kPhases - 1) flow.own = {};
+  if (phase == kPhases.back()) flow.own = {};
 }
 
-void Block::backward_phase(int phase, Context& ctx, BlockFlow& flow, Saved& saved) {
+void Block::backward_phase(Phase phase, Context& ctx, BlockFlow& flow, Saved& saved) {
   if (ctx.recompute != Recompute::kFull) return run_phase_backward(phase, ctx, flow, saved);
-  if (phase == kPhases - 1) {
-    BlockFlow again{saved.pop("block.x"), {}, {}};
+  if (phase == kPhases.back()) {
+    BlockFlow again{.x = saved.pop("block.x")};
     ctx.recomputing = true;
-    for (int p = 0; p < kPhases; ++p) run_phase(p, ctx, again, flow.own);
+    for (Phase p : kPhases) run_phase(p, ctx, again, flow.own);
     ctx.recomputing = false;
   }
   run_phase_backward(phase, ctx, flow, flow.own);
 }
 
 Tensor Block::forward(Context& ctx, const Tensor& x, Saved& saved) {
-  BlockFlow flow{x, {}, {}};
-  for (int p = 0; p < kPhases; ++p) forward_phase(p, ctx, flow, saved);
+  BlockFlow flow{.x = x};
+  for (Phase p : kPhases) forward_phase(p, ctx, flow, saved);
   return flow.x;
 }
 
 Tensor Block::backward(Context& ctx, const Tensor& dy, Saved& saved) {
-  BlockFlow flow{dy, {}, {}};
-  for (int p = kPhases - 1; p >= 0; --p) backward_phase(p, ctx, flow, saved);
+  BlockFlow flow{.x = dy};
+  for (Phase p : kPhases | std::views::reverse) backward_phase(p, ctx, flow, saved);
   return flow.x;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/kernels/attention.h"
+#include "common/kernels/cross_entropy.h"
 #include "common/kernels/dropout.h"
 #include "common/kernels/gemm.h"
 #include "common/kernels/rope.h"
@@ -16,16 +17,24 @@
 
 namespace ref5d {
 
+// Which tokens the rows of the residual stream are, int32 [R] each: the global sample, the place in it (by these two dropout
+// draws its masks), and the position that a learned embedding looks up (order - start). All T tokens, unless sequence
+// parallelism scatters the rows: then those that are here.
+struct ResidualRows {
+  Tensor sample, order, position;
+};
+
 // The tokens of one micro-batch, on the device: T = B * S rows, all int32.
 struct MicroBatch {
   std::int64_t batch = 0, seq = 0;
-  Tensor tokens, labels;    // [T]; labels -100 where nothing is predicted
-  Tensor order, start;      // [T]; see attention.h
-  Tensor sample, position;  // [T]; the global sample of the row, and order - start
+  Tensor tokens, labels;  // [T]; labels -100 where nothing is predicted
+  Tensor order, start;    // [T]; see attention.h
+  ResidualRows residual;
   AttentionTokens attention;
   RopeTable rope;                  // undefined with learned positions
   std::int64_t visible_pairs = 0;  // exact attention work of the micro-batch
   double loss_scale = 0;           // 1 / valid labels of the global batch: the one division
+  double aux_loss_scale = 0;       // of auxiliary losses: 1 / micro-batches of the global batch, of all replicas together
   [[nodiscard]] std::int64_t token_count() const { return batch * seq; }
 };
 
@@ -108,7 +117,9 @@ struct Context {
   bool fused = true;  // false: SwiGLU, RMSNorm and cross-entropy step by step, for comparison
 
   const MicroBatch* batch = nullptr;
-  Tensor loss_sum;  // fp64 [1]: the sum of cross-entropy over valid labels is added here
+  // fp64 [1] each, not yet scaled: the sum of cross-entropy over valid labels, and the sum of the micro-batches' auxiliary
+  // losses (a router's; the dense model has none).
+  Tensor loss_sum, aux_loss_sum;
   WeightGrads* weight_grads = nullptr;
   Probe* probe = nullptr;
   bool recomputing = false;          // forward runs a second time: nothing is observed
@@ -120,7 +131,10 @@ struct Context {
   [[nodiscard]] Tensor statistic(Shape shape) const {
     return Tensor::empty(std::move(shape), accumulator_of(dtype), MemoryCategory::kActivations, stream);
   }
-  [[nodiscard]] std::int64_t tokens() const { return batch->token_count(); }
+  // Adds the sum of loss [n] to the auxiliary loss. Its gradient is the caller's to add, times batch->aux_loss_scale.
+  void add_aux_loss(const Tensor& loss) const {
+    if (!recomputing) add_loss(stream, aux_loss_sum, loss);
+  }
   void see(const std::string& name, const Tensor& t) const {
     if (probe != nullptr && !recomputing) probe->see(name, t, stream);
   }

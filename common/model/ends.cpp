@@ -19,37 +19,40 @@ std::vector<std::shared_ptr<Parameter>> Embedding::parameters() const {
 }
 
 namespace {
-DropoutKey embedding_key(const Context& ctx) { return {ctx.dropout_seed, ctx.step, 0, DropoutSite::kEmbedding}; }
+// y = x under the embedding's dropout mask; y may be x.
+void embedding_dropout(const Context& ctx, const Tensor& y, const Tensor& x) {
+  const ResidualRows& rows = ctx.batch->residual;
+  dropout(ctx.stream, y, x, rows.sample, rows.order, {ctx.dropout_seed, ctx.step, 0, DropoutSite::kEmbedding}, ctx.dropout);
+}
 }  // namespace
 
 Tensor Embedding::forward(Context& ctx) {
   const MicroBatch& b = *ctx.batch;
-  Tensor x = ctx.activation({b.token_count(), tokens->global_shape[1]});
-  embedding_forward(ctx.stream, x, tokens->weight, b.tokens, false);
-  if (positions) embedding_forward(ctx.stream, x, positions->weight, b.position, true);
-  if (ctx.dropout > 0) dropout(ctx.stream, x, x, b.sample, b.order, embedding_key(ctx), ctx.dropout);
+  const Tensor found = ctx.activation({b.token_count(), tokens->global_shape[1]});
+  embedding_forward(ctx.stream, found, tokens->weight, b.tokens, false);
+  Tensor x = region->leave(ctx, found);
+  if (positions) embedding_forward(ctx.stream, x, positions->weight, b.residual.position, true);
+  if (ctx.dropout > 0) embedding_dropout(ctx, x, x);
   return x;
 }
 
 void Embedding::backward(Context& ctx, const Tensor& dx_in) {
-  const MicroBatch& b = *ctx.batch;
   Tensor dx = dx_in;
   if (ctx.dropout > 0) {
     dx = ctx.activation({dx_in.dim(0), dx_in.dim(1)});
-    dropout(ctx.stream, dx, dx_in, b.sample, b.order, embedding_key(ctx), ctx.dropout);
+    embedding_dropout(ctx, dx, dx_in);
   }
   Stream& stream = ctx.stream;
-  auto queue = [&](const std::shared_ptr<Parameter>& table, const Tensor& index) {
-    auto work = [table, &stream, dx, index] {
-      const auto [dtable, accumulate] = table->begin_contribution(stream, true);
-      embedding_backward(stream, dtable, dx, index);
+  auto queue = [&](const std::shared_ptr<Parameter>& table, const Tensor& dy, const Tensor& index) {
+    auto work = [table, &stream, dy, index] {
+      const Tensor dtable = table->begin_contribution(stream, true).tensor;
+      embedding_backward(stream, dtable, dy, index);  // always adds
       table->end_contribution(stream);
-      (void)accumulate;  // asked for a target that can be added to
     };
-    ctx.weight_grads->add(std::move(work), {dx});
+    ctx.weight_grads->add(std::move(work), {dy});
   };
-  queue(tokens, b.tokens);
-  if (positions) queue(positions, b.position);
+  queue(tokens, region->leave_backward(ctx, dx), ctx.batch->tokens);
+  if (positions) queue(positions, dx, ctx.batch->residual.position);
   ctx.weight_grads->run_ready();
 }
 
@@ -95,13 +98,14 @@ void Head::loss(Context& ctx, const Tensor& logits, Saved& saved) {
 
 Tensor Head::backward(Context& ctx, Saved& saved) {
   const Tensor dlogits = saved.pop("head.dlogits");
-  const Tensor in = region->restore(ctx, saved.pop("head.in"));
-  const Tensor d = ctx.activation({in.dim(0), in.dim(1)});
+  const PendingTensor restoring = region->begin_restore(ctx, saved.pop("head.in"));
+  const Tensor d = ctx.activation({dlogits.dim(0), projection->in()});
   projection->backward_input(ctx, d, dlogits, false);
-  region->begin_enter_backward(ctx, d);
+  const Tensor in = restoring(ctx);
+  const PendingTensor entering = region->begin_enter_backward(ctx, d);
   projection->backward_weight(ctx, in, dlogits);
   ctx.weight_grads->run_ready();
-  const Tensor dnormed = region->end_enter_backward(ctx);
+  const Tensor dnormed = entering(ctx);
   Tensor dx = ctx.activation({dnormed.dim(0), dnormed.dim(1)});
   norm->backward(ctx, dx, dnormed, saved, false);
   return dx;

@@ -15,13 +15,15 @@ class Embedding {
   explicit Embedding(const GptConfig& config);
   virtual ~Embedding() = default;
 
-  // -> x [T, H]: the tokens' rows, plus the positions' if they are learned, then dropout.
+  // -> the residual stream [R, H]: the tokens' rows as they leave the region, plus the positions' if they are learned, then
+  // dropout.
   [[nodiscard]] virtual Tensor forward(Context& ctx);
   virtual void backward(Context& ctx, const Tensor& dx);
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters() const;
 
   std::shared_ptr<Parameter> tokens;     // [V, H]
   std::shared_ptr<Parameter> positions;  // [S, H]; null with RoPE
+  std::unique_ptr<Region> region = std::make_unique<Region>();
 };
 
 class Head {
@@ -30,11 +32,11 @@ class Head {
   Head(const GptConfig& config, std::shared_ptr<Parameter> tied);
   virtual ~Head() = default;
 
-  // The final norm and the projection: x [T, H] -> logits [T, V].
+  // The final norm and the projection: x [R, H] -> logits [T, V].
   [[nodiscard]] virtual Tensor logits(Context& ctx, const Tensor& x, Saved& saved);
   // Adds the micro-batch's loss to ctx.loss_sum and keeps the gradient of the logits.
   virtual void loss(Context& ctx, const Tensor& logits, Saved& saved);
-  // -> the gradient of x [T, H].
+  // -> the gradient of x [R, H].
   [[nodiscard]] virtual Tensor backward(Context& ctx, Saved& saved);
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters() const;
 

@@ -1,16 +1,36 @@
 #include "common/model/gpt.h"
 
 #include <algorithm>
+#include <ranges>
 
 namespace ref5d {
 
 namespace {
-UnitHooks no_hooks;
+
+using Hooks = std::vector<UnitHooks*>;
+using Hook = void (UnitHooks::*)(std::int64_t unit);
+
+// The work of one unit between its hooks.
+template <typename Work>
+Tensor hooked(const Hooks& hooks, Hook before, Hook after, std::int64_t unit, const Work& work) {
+  for (UnitHooks* h : hooks) (h->*before)(unit);
+  Tensor result = work();
+  for (UnitHooks* h : hooks | std::views::reverse) (h->*after)(unit);
+  return result;
 }
+template <typename Work>
+Tensor hooked_forward(const Hooks& hooks, std::int64_t unit, const Work& work) {
+  return hooked(hooks, &UnitHooks::before_forward, &UnitHooks::after_forward, unit, work);
+}
+template <typename Work>
+Tensor hooked_backward(const Hooks& hooks, std::int64_t unit, const Work& work) {
+  return hooked(hooks, &UnitHooks::before_backward, &UnitHooks::after_backward, unit, work);
+}
+
+}  // namespace
 
 Gpt::Gpt(const GptConfig& config) : config_(config) {
   validate(config);
-  hooks = &no_hooks;
   embedding = std::make_unique<Embedding>(config);
   for (std::int64_t l = 0; l < config.layers; ++l) blocks.push_back(std::make_unique<Block>(config, l));
   head = std::make_unique<Head>(config, config.tied ? embedding->tokens : nullptr);
@@ -43,52 +63,42 @@ void Gpt::materialise(const StorageOptions& options, Stream& stream) {
 
 Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved) {
   Tensor x = input;
-  if (embedding) {
-    hooks->before_forward(0);
-    x = embedding->forward(ctx);
-    hooks->after_forward(0);
-  }
+  if (embedding) x = hooked_forward(hooks, 0, [&] { return embedding->forward(ctx); });
   for (const auto& block : blocks) {
-    hooks->before_forward(block->layer() + 1);
-    x = block->forward(ctx, x, saved);
-    hooks->after_forward(block->layer() + 1);
+    x = hooked_forward(hooks, block->layer() + 1, [&] { return block->forward(ctx, x, saved); });
     ctx.see("hidden/" + std::to_string(block->layer()), x);
   }
   if (!head) return x;
-  hooks->before_forward(config_.layers + 1);
-  head->loss(ctx, head->logits(ctx, x, saved), saved);
-  hooks->after_forward(config_.layers + 1);
-  return {};
+  return hooked_forward(hooks, config_.layers + 1, [&] {
+    head->loss(ctx, head->logits(ctx, x, saved), saved);
+    return Tensor();
+  });
 }
 
 Tensor Gpt::backward(Context& ctx, const Tensor& doutput, Saved& saved) {
   Tensor dx = doutput;
-  if (head) {
-    hooks->before_backward(config_.layers + 1);
-    dx = head->backward(ctx, saved);
-    hooks->after_backward(config_.layers + 1);
-  }
-  for (auto it = blocks.rbegin(); it != blocks.rend(); ++it) {
-    Block& block = **it;
-    hooks->before_backward(block.layer() + 1);
-    dx = block.backward(ctx, dx, saved);
-    hooks->after_backward(block.layer() + 1);
-  }
+  if (head) dx = hooked_backward(hooks, config_.layers + 1, [&] { return head->backward(ctx, saved); });
+  for (const auto& block : blocks | std::views::reverse)
+    dx = hooked_backward(hooks, block->layer() + 1, [&] { return block->backward(ctx, dx, saved); });
   if (!embedding) return dx;
-  hooks->before_backward(0);
-  embedding->backward(ctx, dx);
-  hooks->after_backward(0);
-  return {};
+  return hooked_backward(hooks, 0, [&] {
+    embedding->backward(ctx, dx);
+    return Tensor();
+  });
 }
 
 Tensor Gpt::logits(Context& ctx) {
-  Saved dropped;
-  Tensor x = embedding->forward(ctx);
+  Tensor x = hooked_forward(hooks, 0, [&] { return embedding->forward(ctx); });
   for (const auto& block : blocks) {
-    Saved block_dropped;
-    x = block->forward(ctx, x, block_dropped);
+    x = hooked_forward(hooks, block->layer() + 1, [&] {
+      Saved dropped;
+      return block->forward(ctx, x, dropped);
+    });
   }
-  return head->logits(ctx, x, dropped);
+  return hooked_forward(hooks, config_.layers + 1, [&] {
+    Saved dropped;
+    return head->logits(ctx, x, dropped);
+  });
 }
 
 }  // namespace ref5d

@@ -15,7 +15,8 @@
 namespace ref5d {
 
 // Units of the model, in forward order: 0 is the embedding, 1..L the blocks, L+1 the head (numbers are global, whatever is
-// here). ZeRO-3 gathers a unit's weights before and frees them after.
+// here). ZeRO-3 gathers a unit's weights before and frees them after. Several hooks nest: those that come first in the list are
+// called first before a unit and last after it.
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
@@ -36,8 +37,8 @@ class Gpt {
   [[nodiscard]] std::vector<Parameter*> parameters() const;
   void materialise(const StorageOptions& options, Stream& stream);
 
-  // One micro-batch (ctx.batch) through what is here. input [T, H] is the previous stage's output, unused where the embedding
-  // is here. Returns the residual stream [T, H]; with the head here the loss is added to ctx.loss_sum instead and the result is
+  // One micro-batch (ctx.batch) through what is here. input [R, H] is the previous stage's output, unused where the embedding
+  // is here. Returns the residual stream [R, H]; with the head here the loss is added to ctx.loss_sum instead and the result is
   // undefined.
   Tensor forward(Context& ctx, const Tensor& input, Saved& saved);
   // doutput: the gradient of forward's result (unused where the head is here). Returns that of input (undefined where the
@@ -50,7 +51,7 @@ class Gpt {
   std::unique_ptr<Embedding> embedding;  // null where it is not here
   std::vector<std::unique_ptr<Block>> blocks;
   std::unique_ptr<Head> head;
-  UnitHooks* hooks = nullptr;
+  std::vector<UnitHooks*> hooks;  // not owned
 
  private:
   GptConfig config_;

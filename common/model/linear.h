@@ -1,6 +1,7 @@
 // A linear layer, and the region seam that tensor parallelism replaces.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "common/device/flops_ledger.h"
@@ -47,29 +48,32 @@ class Linear {
 // The parameters of a linear layer, weight first.
 void append(std::vector<std::shared_ptr<Parameter>>& to, const std::unique_ptr<Linear>& linear);
 
+// A tensor that is on its way: the call that returned it may have started communication; calling it makes the stream wait for
+// that and gives the tensor. Called once. It belongs to the pass that asked for it and not to the module, so several
+// micro-batches may have one each under way.
+using PendingTensor = std::function<Tensor(Context&)>;
+
 // Where activations enter and leave a stretch of the model whose weights are cut. On one device nothing happens; tensor
 // parallelism puts its conjugate operators here, sequence parallelism its gather and scatter.
 class Region {
  public:
   virtual ~Region() = default;
-  // The sublayer's input -> what its first linears read. x [R, H].
+  // The sublayer's input [R, H] -> what its first linears read [T, H].
   [[nodiscard]] virtual Tensor enter(Context&, const Tensor& x) { return x; }
-  // The gradient of enter's result -> that of its input. begin may start communication, end waits for it; weight gradients that
-  // are queued in between can be computed meanwhile.
-  virtual void begin_enter_backward(Context&, const Tensor& dx) { pending_ = dx; }
-  [[nodiscard]] virtual Tensor end_enter_backward(Context&) { return std::move(pending_); }
-  // What the last linear made (a partial sum when cut) -> the sublayer's output, and backward.
+  // The gradient of enter's result -> that of its input. Weight gradients are computed meanwhile.
+  [[nodiscard]] virtual PendingTensor begin_enter_backward(Context&, const Tensor& dx) {
+    return [dx](Context&) { return dx; };
+  }
+  // What the last linear made (a partial sum when cut) -> the sublayer's output, and backward. The caller writes over the
+  // output.
   [[nodiscard]] virtual Tensor leave(Context&, const Tensor& y) { return y; }
   [[nodiscard]] virtual Tensor leave_backward(Context&, const Tensor& dy) { return dy; }
-  // What of (input, entered) is kept for the weight gradients, and the entered tensor again from that.
-  [[nodiscard]] virtual Tensor keep(const Tensor& input, const Tensor& entered) {
-    (void)input;
-    return entered;
+  // What of (input, entered) is kept for the weight gradients, and the entered tensor again from that. Input gradients are
+  // computed meanwhile.
+  [[nodiscard]] virtual Tensor keep(const Tensor& /*input*/, const Tensor& entered) { return entered; }
+  [[nodiscard]] virtual PendingTensor begin_restore(Context&, const Tensor& kept) {
+    return [kept](Context&) { return kept; };
   }
-  [[nodiscard]] virtual Tensor restore(Context&, const Tensor& kept) { return kept; }
-
- protected:
-  Tensor pending_;
 };
 
 }  // namespace ref5d

@@ -25,14 +25,14 @@ std::vector<std::shared_ptr<Parameter>> DenseMlp::parameters() const {
   return all;
 }
 
-Tensor DenseMlp::dispatch(Context& ctx, const Tensor& x, Saved& saved) {
+Tensor DenseMlp::dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any&) {
   ctx.see_sub("sub", layer_, "mlp_in", x);
   Tensor in = region->enter(ctx, x);
   saved.push("mlp.in", region->keep(x, in));
   return in;
 }
 
-Tensor DenseMlp::compute(Context& ctx, const Tensor& in, Saved& saved) {
+Tensor DenseMlp::compute(Context& ctx, const Tensor& in, Saved& saved, std::any&) {
   const Tensor u = up->forward(ctx, in);
   const Tensor a = ctx.activation({u.dim(0), u.dim(1)});
   if (gate) {
@@ -51,20 +51,20 @@ Tensor DenseMlp::compute(Context& ctx, const Tensor& in, Saved& saved) {
   return down->multiply(ctx, a);
 }
 
-Tensor DenseMlp::combine(Context& ctx, const Tensor& partial, Saved&) {
+Tensor DenseMlp::combine(Context& ctx, const Tensor& partial, Saved&, std::any&) {
   Tensor y = region->leave(ctx, partial);
   down->add_bias(ctx, y);
   ctx.see_sub("sub", layer_, "mlp_out", y);
   return y;
 }
 
-Tensor DenseMlp::combine_backward(Context& ctx, const Tensor& dy, Saved&) {
+Tensor DenseMlp::combine_backward(Context& ctx, const Tensor& dy, Saved&, std::any&) {
   ctx.see_sub("sub_grad", layer_, "mlp_out", dy);
   down->backward_bias(ctx, dy);
   return region->leave_backward(ctx, dy);
 }
 
-Tensor DenseMlp::compute_backward(Context& ctx, const Tensor& dy, Saved& saved) {
+Tensor DenseMlp::compute_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) {
   const Tensor a = saved.pop("mlp.act"), u = saved.pop("mlp.up");
   const Tensor da = ctx.activation({a.dim(0), a.dim(1)});
   down->backward_input(ctx, da, dy, false);
@@ -76,14 +76,14 @@ Tensor DenseMlp::compute_backward(Context& ctx, const Tensor& dy, Saved& saved) 
     const Tensor g = saved.pop("mlp.gate");
     dg = ctx.activation({g.dim(0), g.dim(1)});
     swiglu_backward(ctx.stream, dg, du, da, g, u);
-    gate->backward_input(ctx, dx, dg, false);
-    up->backward_input(ctx, dx, du, true);
   } else {
     gelu_backward(ctx.stream, du, da, u);
-    up->backward_input(ctx, dx, du, false);
   }
-  region->begin_enter_backward(ctx, dx);
-  const Tensor in = region->restore(ctx, saved.pop("mlp.in"));
+  const PendingTensor restoring = region->begin_restore(ctx, saved.pop("mlp.in"));
+  if (gate) gate->backward_input(ctx, dx, dg, false);
+  up->backward_input(ctx, dx, du, gate != nullptr);
+  const Tensor in = restoring(ctx);
+  state = region->begin_enter_backward(ctx, dx);
   if (gate) {
     gate->backward_bias(ctx, dg);
     gate->backward_weight(ctx, in, dg);
@@ -91,11 +91,11 @@ Tensor DenseMlp::compute_backward(Context& ctx, const Tensor& dy, Saved& saved) 
   up->backward_bias(ctx, du);
   up->backward_weight(ctx, in, du);
   ctx.weight_grads->run_ready();
-  return dx;
+  return {};  // dispatch_backward takes it from the region
 }
 
-Tensor DenseMlp::dispatch_backward(Context& ctx, const Tensor&, Saved&) {
-  Tensor dx = region->end_enter_backward(ctx);
+Tensor DenseMlp::dispatch_backward(Context& ctx, const Tensor&, Saved&, std::any& state) {
+  Tensor dx = std::any_cast<PendingTensor&>(state)(ctx);
   ctx.see_sub("sub_grad", layer_, "mlp_in", dx);
   return dx;
 }

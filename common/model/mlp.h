@@ -2,6 +2,7 @@
 // computed, are computed, and come back. A dense MLP enters and leaves its region in the outer phases.
 #pragma once
 
+#include <any>
 #include <memory>
 
 #include "common/model/config.h"
@@ -9,17 +10,20 @@
 
 namespace ref5d {
 
+// `state` is what the phases of one pass hand on beside that tensor (a router's choices, communication under way). It is the
+// pass's, empty before its first phase and dropped after its last, so a module keeps nothing between two calls. What backward
+// needs of forward goes through Saved.
 class Mlp {
  public:
   virtual ~Mlp() = default;
-  // x [T, H] -> what compute reads -> what combine reads -> y [T, H].
-  [[nodiscard]] virtual Tensor dispatch(Context& ctx, const Tensor& x, Saved& saved) = 0;
-  [[nodiscard]] virtual Tensor compute(Context& ctx, const Tensor& x, Saved& saved) = 0;
-  [[nodiscard]] virtual Tensor combine(Context& ctx, const Tensor& y, Saved& saved) = 0;
+  // x [R, H] -> what compute reads -> what combine reads -> y [R, H].
+  [[nodiscard]] virtual Tensor dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any& state) = 0;
+  [[nodiscard]] virtual Tensor compute(Context& ctx, const Tensor& x, Saved& saved, std::any& state) = 0;
+  [[nodiscard]] virtual Tensor combine(Context& ctx, const Tensor& y, Saved& saved, std::any& state) = 0;
   // The same upwards.
-  [[nodiscard]] virtual Tensor combine_backward(Context& ctx, const Tensor& dy, Saved& saved) = 0;
-  [[nodiscard]] virtual Tensor compute_backward(Context& ctx, const Tensor& dy, Saved& saved) = 0;
-  [[nodiscard]] virtual Tensor dispatch_backward(Context& ctx, const Tensor& dx, Saved& saved) = 0;
+  [[nodiscard]] virtual Tensor combine_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) = 0;
+  [[nodiscard]] virtual Tensor compute_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) = 0;
+  [[nodiscard]] virtual Tensor dispatch_backward(Context& ctx, const Tensor& dx, Saved& saved, std::any& state) = 0;
   [[nodiscard]] virtual std::vector<std::shared_ptr<Parameter>> parameters() const = 0;
 };
 
@@ -27,12 +31,12 @@ class DenseMlp : public Mlp {
  public:
   DenseMlp(const GptConfig& config, std::int64_t layer);
 
-  [[nodiscard]] Tensor dispatch(Context& ctx, const Tensor& x, Saved& saved) override;
-  [[nodiscard]] Tensor compute(Context& ctx, const Tensor& x, Saved& saved) override;
-  [[nodiscard]] Tensor combine(Context& ctx, const Tensor& y, Saved& saved) override;
-  [[nodiscard]] Tensor combine_backward(Context& ctx, const Tensor& dy, Saved& saved) override;
-  [[nodiscard]] Tensor compute_backward(Context& ctx, const Tensor& dy, Saved& saved) override;
-  [[nodiscard]] Tensor dispatch_backward(Context& ctx, const Tensor& dx, Saved& saved) override;
+  [[nodiscard]] Tensor dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any& state) override;
+  [[nodiscard]] Tensor compute(Context& ctx, const Tensor& x, Saved& saved, std::any& state) override;
+  [[nodiscard]] Tensor combine(Context& ctx, const Tensor& y, Saved& saved, std::any& state) override;
+  [[nodiscard]] Tensor combine_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) override;
+  [[nodiscard]] Tensor compute_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) override;
+  [[nodiscard]] Tensor dispatch_backward(Context& ctx, const Tensor& dx, Saved& saved, std::any& state) override;
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters() const override;
 
   std::unique_ptr<Linear> gate;  // SwiGLU only

@@ -38,9 +38,8 @@ void Norm::backward(Context& ctx, const Tensor& dx, const Tensor& dy, Saved& sav
   } else {
     const auto [db, accumulate_db] = bias->begin_contribution(ctx.stream);
     const Tensor mean = saved.pop("norm.mean"), rstd = saved.pop("norm.rstd"), x = saved.pop("norm.x");
-    layernorm_backward(ctx.stream, dx, dw, db, dy, x, mean, rstd, weight->weight, accumulate, accumulate_dw);
+    layernorm_backward(ctx.stream, dx, dw, db, dy, x, mean, rstd, weight->weight, accumulate, accumulate_dw, accumulate_db);
     bias->end_contribution(ctx.stream);
-    (void)accumulate_db;  // weight and bias have the same gradient mode
   }
   weight->end_contribution(ctx.stream);
 }

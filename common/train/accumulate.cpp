@@ -32,7 +32,8 @@ void accumulate_gradients(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBa
   for (Parameter* p : gpt.parameters()) p->begin_step(ctx.stream, micro_batches, !faults.keep_gradients);
   loader.start(rows_of(0), batch.first_sample);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
-    const MicroBatch b = loader.take(loss_scale(batch, rows_of(m), micro_batches, faults));
+    MicroBatch b = loader.take(loss_scale(batch, rows_of(m), micro_batches, faults));
+    b.aux_loss_scale = 1.0 / static_cast<double>(micro_batches);
     if (m + 1 < micro_batches)
       loader.start(rows_of(m + 1), batch.first_sample + (m + 1) * micro_batch);  // copied while this one computes
     ctx.batch = &b;

@@ -68,8 +68,7 @@ MicroBatch Loader::take(double loss_scale) {
   b.labels = field(1);
   b.order = field(2);
   b.start = field(3);
-  b.sample = field(4);
-  b.position = field(5);
+  b.residual = {field(4), b.order, field(5)};
   const Shape rows{b.batch, b.seq};
   b.attention = make_attention_tokens(compute_, b.order.view(rows), b.start.view(rows), b.order.view(rows));
   if (config_.position == PositionKind::kRope)

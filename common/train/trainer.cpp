@@ -39,13 +39,14 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
   context_.fused = options.fused;
   context_.weight_grads = &weight_grads_;
   context_.loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
+  context_.aux_loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
 }
 
 void Trainer::accumulate() {
   const std::int64_t step = optimizer_->steps_taken();
   batch_ = global_batch(data_, step, options_.global_batch);
   context_.step = static_cast<std::uint32_t>(step);
-  fill_zero(stream_, context_.loss_sum.raw(), context_.loss_sum.bytes());
+  for (const Tensor& sum : {context_.loss_sum, context_.aux_loss_sum}) fill_zero(stream_, sum.raw(), sum.bytes());
   if (options_.accumulate) return options_.accumulate(gpt_, context_, loader_, batch_);
   accumulate_gradients(gpt_, context_, loader_, batch_, options_.micro_batch, options_.faults);
 }

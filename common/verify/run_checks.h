@@ -21,7 +21,8 @@ struct RunValues {
 //   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error
 //   against the truth may be 3 times own's. Parameters are compared by their update (final - initial), since an unchanged
 //   weight would hide a missing one. An update's yardstick is own's worst over all tensors: which tensors the elements with
-//   the smallest gradients fall in is chance (kUpdateTrim).
+//   the smallest gradients fall in is chance (kUpdateTrim). Elements of which `own` has the first gradient wrong by more than a
+//   third are left out, and the measure says how many remain.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 
 // How far `own` is from `truth` in the worst of what has a yardstick beyond the first step: the updates of all parameters

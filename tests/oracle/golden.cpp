@@ -1,11 +1,14 @@
 #include "tests/oracle/golden.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "common/tensor/ignore_label.h"
 #include "common/train/dump.h"
+#include "common/verify/run_checks.h"
 
 namespace ref5d::testing {
 
@@ -56,15 +59,16 @@ NamedValues with_prefix(const NamedValues& all, const std::string& prefix) {
   return some;
 }
 
-struct Group {
-  const char* prefix;
-  CompareKind kind;
-};
-constexpr Group kGroups[] = {{"hidden/", CompareKind::kActivation},
-                             {"logits", CompareKind::kActivation},
-                             {"grad/", CompareKind::kGradient},
-                             {"final/", CompareKind::kParameter}};
-constexpr const char* kSeries[] = {"loss", "grad_norm", "step_loss"};
+// The same without the prefix.
+NamedValues below(const NamedValues& all, const std::string& prefix) {
+  NamedValues some;
+  for (const auto& [name, values] : with_prefix(all, prefix)) some[name.substr(prefix.size())] = values;
+  return some;
+}
+
+RunValues run_values(const NamedValues& dump) {
+  return {dump.at("step_loss"), dump.at("grad_norm"), below(dump, "init/"), below(dump, "grad/"), below(dump, "final/")};
+}
 
 }  // namespace
 
@@ -111,30 +115,29 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype) {
   NamedValues truth;
   for (const auto& [name, t] : golden.tensors) truth[name] = t.to_doubles();
   const bool fp64 = dtype == Dtype::kFp64;
+  const double own_quality = dtype == Dtype::kFp32 ? 2e-5 : 5e-2;
   const NamedValues run = run_case(golden, dtype, golden.micro_batch);
   const NamedValues own = fp64 ? NamedValues{} : run_case(golden, dtype, golden.batch);
   Verdict verdict;
-  auto add = [&](const char* group, const std::vector<NamedError>& errors, const std::vector<NamedError>& own_errors) {
+  verdict.add_set("loss of the first step", compare_series(run.at("loss"), truth.at("loss")), least_tolerance(dtype));
+  for (const char* prefix : {"hidden/", "logits"}) {
+    const NamedValues expected = with_prefix(truth, prefix);
+    const std::vector<NamedError> errors = compare_sets(with_prefix(run, prefix), expected, CompareKind::kActivation);
     if (fp64) {
-      verdict.add_set(group, errors, least_tolerance(dtype));
-    } else {
-      verdict.add_set(group, errors, yardstick_tolerances(dtype, own_errors));
-      // The yardstick itself must be of its dtype's quality, or it would excuse anything.
-      // Weights after Adam are wider: where a gradient is zero in exact arithmetic (a key's bias), Adam scales up its rounding
-      // to the learning rate.
-      const bool weights = std::string_view(group) == "final/";
-      verdict.add_set(std::string(group) + " of the whole batch", own_errors,
-                      dtype == Dtype::kFp32 ? (weights ? 2e-3 : 2e-5) : 5e-2);
+      verdict.add_set(prefix, errors, least_tolerance(dtype));
+      continue;
     }
-  };
-  for (const Group& g : kGroups) {
-    const NamedValues expected = with_prefix(truth, g.prefix);
-    add(g.prefix, compare_sets(with_prefix(run, g.prefix), expected, g.kind),
-        fp64 ? std::vector<NamedError>{} : compare_sets(with_prefix(own, g.prefix), expected, g.kind));
+    const std::vector<NamedError> own_errors = compare_sets(with_prefix(own, prefix), expected, CompareKind::kActivation);
+    verdict.add_set(prefix, errors, yardstick_tolerances(dtype, own_errors));
+    verdict.add_set(fmt::format("{} of the whole batch", prefix), own_errors, own_quality);
   }
-  for (const char* name : kSeries) {
-    add(name, compare_series(run.at(name), truth.at(name)),
-        fp64 ? std::vector<NamedError>{} : compare_series(own.at(name), truth.at(name)));
+  const RunValues exact = run_values(truth), whole = fp64 ? RunValues{} : run_values(own);
+  check_run(verdict, dtype, run_values(run), exact, fp64 ? nullptr : &whole);
+  if (!fp64) {
+    // The yardstick itself must be of its dtype's quality, or it would excuse anything.
+    verdict.add_set("gradients of the whole batch", compare_sets(whole.gradients, exact.gradients, CompareKind::kGradient),
+                    own_quality);
+    verdict.add("yardstick", "relative error", yardstick_error(whole, exact), dtype == Dtype::kFp32 ? 2e-5 : 5e-2);
   }
   return verdict;
 }

@@ -71,7 +71,8 @@ struct Inputs : testing::NormInputs {
 struct Outputs {
   Tensor y, mean, rstd, dx, dw, db;
 };
-Outputs run(const Inputs& in, bool accumulate_dx = false, bool accumulate_dw = false, bool wide_dw = false) {
+Outputs run(const Inputs& in, bool accumulate_dx = false, bool accumulate_dw = false, bool accumulate_db = false,
+            bool wide_dw = false) {
   Stream& stream = device().compute();
   const Dtype accumulator = accumulator_of(in.dtype);
   Outputs out{poisoned({in.rows, in.columns}, in.dtype),
@@ -82,10 +83,10 @@ Outputs run(const Inputs& in, bool accumulate_dx = false, bool accumulate_dw = f
               {}};
   out.dx = gradient_target({in.rows, in.columns}, in.dtype, accumulate_dx);
   out.dw = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
-  out.db = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_dw);
+  out.db = gradient_target({in.columns}, wide_dw ? accumulator : in.dtype, accumulate_db);
   layernorm_forward(stream, out.y, out.mean, out.rstd, in.x_device, in.w_device, in.b_device, kEps);
   layernorm_backward(stream, out.dx, out.dw, out.db, in.dy_device, in.x_device, out.mean, out.rstd, in.w_device, accumulate_dx,
-                     accumulate_dw);
+                     accumulate_dw, accumulate_db);
   return out;
 }
 
@@ -133,17 +134,19 @@ TEST(LayerNorm, AddsToGradientsWhenAsked) {
     const Inputs in(33, 65, dtype);
     const Gradients expected = reference_backward(in.dy, in.x, in.w);
     const double allowed = testing::tolerance(dtype);
-    const Outputs added = run(in, true, false);
+    const Outputs added = run(in, true);
     EXPECT_LE(relative_error(values_of(added.dx), plus_one(expected.dx)), allowed) << in.text();
     EXPECT_LE(relative_error(values_of(added.dw), expected.dw), allowed) << in.text();
     EXPECT_LE(relative_error(values_of(added.db), expected.db), allowed) << in.text();
     // dw and db in the accumulator's dtype keep the accumulator's precision.
     for (bool wide : {false, true}) {
-      const Outputs added_dw = run(in, false, true, wide);
       const double of_dw = wide ? 2 * testing::tolerance(accumulator_of(dtype)) : allowed;
-      EXPECT_LE(relative_error(values_of(added_dw.dx), expected.dx), allowed) << in.text();
-      EXPECT_LE(relative_error(values_of(added_dw.dw), plus_one(expected.dw)), of_dw) << in.text();
-      EXPECT_LE(relative_error(values_of(added_dw.db), plus_one(expected.db)), of_dw) << in.text();
+      for (const auto& [dw, db] : {std::pair{true, true}, {true, false}, {false, true}}) {
+        const Outputs to_weights = run(in, false, dw, db, wide);
+        EXPECT_LE(relative_error(values_of(to_weights.dx), expected.dx), allowed) << in.text();
+        EXPECT_LE(relative_error(values_of(to_weights.dw), dw ? plus_one(expected.dw) : expected.dw), of_dw) << in.text();
+        EXPECT_LE(relative_error(values_of(to_weights.db), db ? plus_one(expected.db) : expected.db), of_dw) << in.text();
+      }
     }
   }
 }
@@ -164,7 +167,7 @@ TEST(LayerNorm, WithoutRowsTheWeightGradientsAreZero) {
     const Inputs in(0, 7, dtype);
     EXPECT_EQ(values_of(run(in).dw), std::vector<double>(7, 0.0));
     EXPECT_EQ(values_of(run(in).db), std::vector<double>(7, 0.0));
-    EXPECT_EQ(values_of(run(in, true, true).db), std::vector<double>(7, 1.0));
+    EXPECT_EQ(values_of(run(in, true, true, true).db), std::vector<double>(7, 1.0));
   }
 }
 
@@ -211,7 +214,7 @@ TEST(LayerNorm, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(forward(out.y, out.mean, short_w, in.b_device), std::logic_error);
   EXPECT_THROW(forward(out.y, out.mean, in.w_device, short_w), std::logic_error);
   const auto backward = [&](const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy, const Tensor& w) {
-    layernorm_backward(stream, dx, dw, db, dy, in.x_device, out.mean, out.rstd, w, false, false);
+    layernorm_backward(stream, dx, dw, db, dy, in.x_device, out.mean, out.rstd, w, false, false, false);
   };
   EXPECT_NO_THROW(backward(out.dx, out.dw, out.db, in.dy_device, in.w_device));
   EXPECT_THROW(backward(narrow, out.dw, out.db, in.dy_device, in.w_device), std::logic_error);
