@@ -80,7 +80,7 @@ struct Weight {
 Weight after_updates(bool keep_master, double lr, double gradient, int count) {
   Stream& stream = device().compute();
   auto constant = [&](Dtype dtype, double value) {
-    const Tensor t = Tensor::empty({1}, dtype, MemoryCategory::kWorkspace, stream);
+    Tensor t = Tensor::empty({1}, dtype, MemoryCategory::kWorkspace, stream);
     fill_constant(stream, t, value);
     return t;
   };

@@ -38,7 +38,7 @@ struct MemoryRow {
 struct Report {
   std::string program;  // "02_ddp_zero"
   std::string version;
-  std::string mode;  // "cpu", "emu", "cuda"
+  std::string mode;  // "cpu", "cuda"
   ValueList config;
   std::vector<std::pair<std::string, std::int64_t>> mesh;  // axis and size, slowest first
   std::vector<double> loss;                                // cross-entropy of each step, nats per valid label

@@ -23,7 +23,7 @@ namespace wmma = nvcuda::wmma;
 constexpr int kTile = 128, kDepth = 32, kFragment = 16;
 constexpr int kWarpsDown = 4, kWarpsAcross = 2, kThreads = 32 * kWarpsDown * kWarpsAcross;
 constexpr int kDown = kTile / kWarpsDown / kFragment, kAcross = kTile / kWarpsAcross / kFragment;  // a warp's fragments
-constexpr int kPad = 8;  // elements; keeps rows 16-byte aligned, as wmma wants, and out of each other's banks
+constexpr int kPad = 8;  // elements: rows in different banks. Fragments begin at multiples of 16 rows and columns, 32 bytes
 
 // kOuter x kInner elements, inner ones neighbours in memory; zeros where the matrix has ended.
 template <int kOuter, int kInner>
