@@ -14,14 +14,18 @@ void prefer(const CommandLine& line, const char* flag, T& option, const T& value
 
 void accumulate(Options& o, const CommandLine& line) { prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4}); }
 
-// One document per row leaves every row with another number of labels.
-void uneven_labels(Options& o, const CommandLine& line) {
-  accumulate(o, line);
-  prefer(line, "--documents", o.documents, std::string("pad"));
-  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
-}
-
 void several_steps(Options& o, const CommandLine& line) { prefer(line, "--steps", o.steps, std::int64_t{3}); }
+
+// With one document per row, the row in which a document ends has fewer labels. Documents longer than a row fill others
+// completely, and micro-batches of full rows alone are all alike: so rows longer than most paragraphs, and eight of them a
+// step. A text without blank lines is one document, all of whose rows but the last are full; no setting makes those uneven.
+void uneven_labels(Options& o, const CommandLine& line) {
+  several_steps(o, line);
+  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{8});
+  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  prefer(line, "--documents", o.documents, std::string("pad"));
+  if (!line.given("--seq")) o.seq = 256;
+}
 
 void with_dropout(Options& o, const CommandLine& line) {
   prefer(line, "--recompute", o.recompute, std::string("full"));
