@@ -153,7 +153,7 @@ int finish(const Report& report, const Options& options) {
   if (failed > 0) {
     for (const Check& c : report.checks) {
       if (!c.pass) {  // the first is enough for one line; the table lists all
-        fmt::print(stderr, "{}: check failed: {} ({} {:.3g}, allowed {:.3g}); {} of {} checks and claims fail\n",
+        fmt::print(stderr, "{}: check failed: {} ({}: {:.3g}, allowed {:.3g}); {} of {} checks and claims fail\n",
                    report.program, c.name, c.measure, c.value, c.tolerance, failed, total);
         return report.exit_status();
       }
