@@ -4,12 +4,18 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
+
 #include "common/device/error.h"
 
 namespace ref5d::detail {
 
-void check_timeout(const PolledWork& work, std::chrono::steady_clock::time_point begin) {
-  if (work.timeout.count() == 0 || std::chrono::steady_clock::now() - begin < work.timeout) return;
+void Patience::check(const PolledWork& work) {
+  if (work.timeout.count() == 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  waited_ += std::min<std::chrono::nanoseconds>(now - last_, work.timeout / 10);
+  last_ = now;
+  if (waited_ < work.timeout) return;
   throw RunError(fmt::format("{} was not complete after {:g} s: another rank has ended, or waits in another operation",
                              work.name, std::chrono::duration<double>(work.timeout).count()));
 }

@@ -154,7 +154,8 @@ int main(int argc, char** argv) {
       fmt::print("{:<26} {:>10.1f} GFLOP/s at the same products; the step's linear flops run at {:.1f}% of it\n", name,
                  gflops_of, 100 * linear / ms / 1e6 / gflops_of);
     };
-    print_rate(fmt::format("gemm ({})", options.gemm).c_str(), rate);
+    const bool packed = std::string_view(Device::mode()) == "cpu" && options.gemm == "blas";
+    print_rate(fmt::format("gemm ({})", packed ? "packed" : options.gemm).c_str(), rate);
     if (report.timing.contains("openblas_gflops")) print_rate("OpenBLAS", report.timing["openblas_gflops"]);
     if (const auto mfu = report.timing.find("mfu"); mfu != report.timing.end())
       fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu->second);

@@ -7,14 +7,6 @@ namespace ref5d {
 
 Loader::Loader(const GptConfig& config, Dtype dtype, Stream& compute) : config_(config), dtype_(dtype), compute_(compute) {}
 
-Loader::~Loader() {
-  try {
-    copy_.synchronize();
-  } catch (...) {
-    // Nobody waits for the copy any more.
-  }
-}
-
 void Loader::start(std::span<const Row> rows, std::int64_t first_sample) {
   if (started_ - taken_ == slots_.size()) throw std::logic_error("both slots of the loader are in use");
   Slot& slot = slots_[started_++ % slots_.size()];

@@ -14,7 +14,6 @@ namespace ref5d {
 class Loader {
  public:
   Loader(const GptConfig& config, Dtype dtype, Stream& compute);
-  ~Loader();  // waits for a copy that is under way: it reads the slots' memory
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -39,8 +38,8 @@ class Loader {
   GptConfig config_;
   Dtype dtype_;
   Stream& compute_;
-  Stream copy_{"copy"};
   std::array<Slot, 2> slots_;
+  Stream copy_{"copy"};  // after the slots: it ends first, with the copies that use their memory
   std::size_t started_ = 0, taken_ = 0;
   std::int64_t rows_taken_ = 0;
 };

@@ -53,7 +53,8 @@ TensorError tensor_error(std::span<const double> a, std::span<const double> b, d
   std::vector<double> off(a.size());
   for (std::size_t i = 0; i < a.size(); ++i) off[i] = std::abs(a[i] - b[i]);
   if (trim > 0) {
-    const auto kept = a.size() - std::min(a.size(), static_cast<std::size_t>(std::ceil(trim * static_cast<double>(a.size()))));
+    const auto left_out = static_cast<std::size_t>(std::ceil(trim * static_cast<double>(a.size())));
+    const std::size_t kept = a.size() > left_out ? a.size() - left_out : std::min<std::size_t>(a.size(), 1);
     std::nth_element(off.begin(), off.begin() + static_cast<std::ptrdiff_t>(kept), off.end());
     off.resize(kept);
   }

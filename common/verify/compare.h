@@ -24,7 +24,7 @@ struct TensorError {
 };
 
 // The error of a against the reference b, of which `relative` leaves out the share `trim` of elements that are furthest off
-// (rounded up to a whole number of them). A NaN or an infinity anywhere, unequal sizes or a floor that is not finite give
+// (rounded up to a whole number of them, but never all). A NaN or an infinity anywhere, unequal sizes or a floor that is not finite give
 // infinity. Where ||b|| and floor are both 0, the error is 0 for equal tensors and infinite otherwise.
 [[nodiscard]] TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor, double trim = 0);
 
@@ -53,7 +53,7 @@ enum class CompareKind { kGradient, kParameter, kActivation, kUpdate };
 // gradient by its own magnitude, so an element whose gradient is no larger than its rounding error moves by the learning rate
 // in a direction that is chance. There are a handful of them in a model, and in a sum of squares they outweigh all others:
 // two right runs' errors then differ by any factor. A fault in more than 1% of a tensor still stands out by orders of
-// magnitude, and fp64, where nothing is left out, shows the rest.
+// magnitude; of the rest check_run asks that it moved, and not too far.
 inline constexpr double kUpdateTrim = 0.01;
 
 // The floor of a tensor with `numel` elements in the reference set `b`. It only matters for a tensor much smaller than its set,

@@ -50,34 +50,92 @@ void add(Verdict& verdict, Dtype dtype, const Comparison& c) {
 
 NamedValues update(const RunValues& r) { return difference(r.final_weights, r.initial); }
 
-// The update of r, but the truth's in each element whose gradient `own` has wrong by more than a third: it is rounding and
-// nothing else (a key's bias, whose gradient is zero in exact arithmetic), and so is which way Adam moves the element. Returns
-// in `known` how many elements of each tensor are left to compare.
-NamedValues known_update(const RunValues& r, const RunValues& own, const RunValues& truth, const NamedValues& truth_update,
-                         std::map<std::string, std::int64_t>* known = nullptr) {
-  NamedValues result = update(r);
-  // A run with wrong gradients knows nothing, and excuses nothing.
-  const bool sound = error_of_all(own.gradients, truth.gradients) <= kMostYardstickError;
-  for (auto& [name, u] : result) {
-    const auto exact = truth.gradients.find(name), rounded = own.gradients.find(name);
-    std::int64_t count = static_cast<std::int64_t>(u.size());
-    if (sound && exact != truth.gradients.end() && rounded != own.gradients.end()) {
-      for (std::size_t i = 0; i < u.size(); ++i) {
-        if (std::abs(rounded->second[i] - exact->second[i]) <= std::abs(exact->second[i]) / 3 || !std::isfinite(u[i])) continue;
-        u[i] = truth_update.at(name)[i];
-        --count;
-      }
-    }
-    if (known != nullptr) (*known)[name] = count;
+// Which elements of a tensor can be compared after training: those whose first gradient `own` has right to a third. The others'
+// gradient is rounding and nothing else (a key's bias, whose gradient is zero in exact arithmetic), and so is which way Adam
+// moves them. All of them if own's gradients are wrong altogether: such a run excuses nothing.
+class Known {
+ public:
+  Known(const RunValues& own, const RunValues& truth)
+      : own_(own.gradients), truth_(truth.gradients), sound_(error_of_all(own_, truth_) <= kMostYardstickError) {}
+  [[nodiscard]] bool operator()(const std::string& name, std::size_t i) const {
+    if (!sound_) return true;
+    const auto exact = truth_.find(name), rounded = own_.find(name);
+    if (exact == truth_.end() || rounded == own_.end() || i >= exact->second.size()) return true;
+    return std::abs(rounded->second[i] - exact->second[i]) <= std::abs(exact->second[i]) / 3;
   }
-  return result;
+  [[nodiscard]] std::int64_t count(const std::string& name, std::size_t size) const {
+    std::int64_t n = 0;
+    for (std::size_t i = 0; i < size; ++i) n += (*this)(name, i) ? 1 : 0;
+    return n;
+  }
+
+ private:
+  const NamedValues &own_, &truth_;
+  bool sound_;
+};
+
+// `u`, but the truth's where nothing is known. What does not fit the truth is left as it is, for compare_sets to say.
+NamedValues known_update(NamedValues u, const NamedValues& truth_update, const Known& known) {
+  for (auto& [name, values] : u) {
+    const auto exact = truth_update.find(name);
+    if (exact == truth_update.end() || exact->second.size() != values.size()) continue;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::isfinite(values[i]) && !known(name, i)) values[i] = exact->second[i];
+    }
+  }
+  return u;
+}
+
+// What the elements that known_update and kUpdateTrim leave out are held to. AdamW bounds a step, so none may be further off
+// than a few of the largest updates; and none may stay exactly where it was if it moves in the two other runs, by more than
+// rounding.
+void check_left_out(Verdict& verdict, const RunValues& candidate, const NamedValues& candidate_update, const NamedValues& truth,
+                    const NamedValues& own, const Known& known) {
+  double largest = 0, furthest = 0;
+  for (const auto& [name, values] : truth) {
+    for (double x : values) largest = std::max(largest, std::abs(x));
+  }
+  std::int64_t unmoved = 0;
+  std::string where_far = "any", where_unmoved = "any";
+  for (const auto& [name, u] : candidate_update) {
+    const auto exact = truth.find(name), same = own.find(name);
+    if (exact == truth.end() || same == own.end() || exact->second.size() != u.size() || same->second.size() != u.size())
+      continue;
+    const std::vector<double>& start = candidate.initial.at(name);
+    for (std::size_t i = 0; i < u.size(); ++i) {
+      const double t = exact->second[i], off = std::abs(u[i] - t);
+      if (!(off <= furthest)) furthest = off, where_far = name;
+      if (u[i] != 0 || same->second[i] == 0 || std::abs(t) <= 1e-5 * std::abs(start[i]) || !known(name, i)) continue;
+      ++unmoved;
+      where_unmoved = name;
+    }
+  }
+  verdict.add("largest error of an update/" + where_far, "in largest updates", furthest == 0 ? 0 : furthest / largest, 3);
+  verdict.add("elements that did not move/" + where_unmoved, "number", static_cast<double>(unmoved), 0);
+}
+
+void check_updates(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues& own) {
+  const NamedValues exact = update(truth), of_own = update(own), of_candidate = update(candidate);
+  const Known known(own, truth);
+  double worst_own = 0;
+  for (const NamedError& e : compare_sets(known_update(of_own, exact, known), exact, CompareKind::kUpdate))
+    worst_own = std::max(worst_own, e.error.relative);
+  for (const NamedError& e : compare_sets(known_update(of_candidate, exact, known), exact, CompareKind::kUpdate)) {
+    std::string measure = "relative error of 99%";
+    if (const auto at = exact.find(e.name); at != exact.end()) {  // not a pool
+      const std::int64_t n = known.count(e.name, at->second.size());
+      if (n < static_cast<std::int64_t>(at->second.size())) measure += fmt::format(" of the {} known elements", n);
+    }
+    verdict.add_set("updates", {&e, 1}, yardstick_tolerance(dtype, worst_own), measure);
+  }
+  check_left_out(verdict, candidate, of_candidate, exact, of_own, known);
 }
 
 }  // namespace
 
 double yardstick_error(const RunValues& own, const RunValues& truth) {
-  const NamedValues truth_update = update(truth);
-  double worst = error_of_all(known_update(own, own, truth, truth_update), truth_update);
+  const NamedValues exact = update(truth);
+  double worst = error_of_all(known_update(update(own), exact, Known(own, truth)), exact);
   for (auto values : {&RunValues::losses, &RunValues::grad_norms}) {
     for (const NamedError& e : compare_series(own.*values, truth.*values)) worst = std::max(worst, e.error.relative);
   }
@@ -88,8 +146,11 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
   const bool fp64 = dtype == Dtype::kFp64;
   if (!fp64 && own == nullptr) throw std::logic_error("fp32 and bf16 need a single-device run of their own dtype as yardstick");
 
-  const NamedValues truth_update = update(truth);
-  const double own_update_error = fp64 ? 0 : error_of_all(known_update(*own, *own, truth, truth_update), truth_update);
+  double own_update_error = 0;
+  if (!fp64) {
+    const NamedValues exact = update(truth);
+    own_update_error = error_of_all(known_update(update(*own), exact, Known(*own, truth)), exact);
+  }
   // | ||a|| - ||b|| | <= ||a - b||: a norm's error is smaller than its vector's by luck alone.
   const double own_gradient_error = fp64 ? 0 : error_of_all(own->gradients, truth.gradients);
 
@@ -111,18 +172,7 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
         {"parameters", compare_sets(candidate.final_weights, truth.final_weights, CompareKind::kParameter), {}});
     return;
   }
-  double worst_own = 0;
-  for (const NamedError& e : compare_sets(known_update(*own, *own, truth, truth_update), truth_update, CompareKind::kUpdate))
-    worst_own = std::max(worst_own, e.error.relative);
-  std::map<std::string, std::int64_t> known;
-  const NamedValues candidate_update = known_update(candidate, *own, truth, truth_update, &known);
-  for (const NamedError& e : compare_sets(candidate_update, truth_update, CompareKind::kUpdate)) {
-    std::string measure = "relative error of 99%";
-    const auto compared = known.find(e.name);  // not a pool
-    if (compared != known.end() && compared->second < static_cast<std::int64_t>(candidate_update.at(e.name).size()))
-      measure += fmt::format(" of the {} known elements", compared->second);
-    verdict.add_set("updates", {&e, 1}, yardstick_tolerance(dtype, worst_own), measure);
-  }
+  check_updates(verdict, dtype, candidate, truth, *own);
 }
 
 }  // namespace ref5d

@@ -224,6 +224,20 @@ TEST(Executor, AnOperationThatTakesTooLongIsAnErrorWithItsName) {
 }
 
 // Otherwise a program that breaks would wait for ranks that are gone.
+// 20 ms of other work, and then one poll finds the operation half done: it has not been waited for.
+TEST(Executor, TimeThatTheHostSpendsElsewhereIsNoTimeOut) {
+  Stream stream("comm");
+  int polls = 0;
+  enqueue_polled(stream, {"patient", [] {}, [&] { return ++polls > 4; }, nullptr, std::chrono::milliseconds(5)});
+  for (int i = 0; i < 3; ++i) {
+    cpu::make_progress();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+  }
+  EXPECT_NO_THROW(stream.synchronize());
+}
+
 TEST(Executor, AStreamThatAnErrorEndsDropsItsWork) {
   Stream other("other");
   int communicator = 0, runs = 0;
@@ -247,6 +261,7 @@ TEST(Executor, AStreamThatEndsRunsItsWorkEvenAfterAnError) {
     cpu::enqueue(stream, "count", [&] { ++runs; });
   }
   EXPECT_EQ(runs, 1);
+  EXPECT_THROW(device().synchronize(), RunError) << "the destructor could not say it";
   EXPECT_NO_THROW(device().synchronize());  // nothing is left over
 }
 

@@ -217,9 +217,10 @@ TEST(Gemm, Bf16SumsInFp32) {
 }
 
 // Rows of a product of `m` rows, as bits.
-HostTensor rows_of_product(GemmKind kind, Transpose tb, const Tensor& x, const Tensor& w, std::int64_t m, std::int64_t n) {
-  const Tensor y = poisoned({m, n}, x.dtype());
-  gemm(device().compute(), kind, Transpose::kNo, tb, 1, x.rows(0, m), w, 0, y);
+HostTensor rows_of_product(GemmKind kind, Transpose tb, const Tensor& x, const Tensor& w, std::int64_t m, std::int64_t n,
+                           double alpha, double beta) {
+  const Tensor y = device_tensor(std::vector<double>(static_cast<std::size_t>(m * n), 0.3), {m, n}, x.dtype());
+  gemm(device().compute(), kind, Transpose::kNo, tb, alpha, x.rows(0, m), w, beta, y);
   return y.to_host(device().compute());
 }
 
@@ -244,13 +245,15 @@ TEST(Gemm, BitsOfARowDoNotDependOnTheNumberOfRows) {
              {std::pair<std::int64_t, std::int64_t>{1, 65}, {8, 64}, {65, 64}, {192, 64}, {64, 500}, {17, 1100}}) {
           const Tensor x = device_tensor(random_values(kMost * k, 7), {kMost, k}, dtype);
           const Tensor w = device_tensor(random_values(n * k, 8), tb == Transpose::kYes ? Shape{n, k} : Shape{k, n}, dtype);
-          const HostTensor of_37 = rows_of_product(kind, tb, x, w, 37, n);
-          for (std::int64_t m : {1, 2, 3, 5, 8, 12, 36, 64}) {
-            const HostTensor of_m = rows_of_product(kind, tb, x, w, m, n);
-            const std::size_t bytes = std::min(of_m.data.size(), of_37.data.size());
-            EXPECT_EQ(std::memcmp(of_m.data.data(), of_37.data.data(), bytes), 0)
-                << (kind == GemmKind::kHand ? "hand " : "blas ") << dtype_name(dtype) << " m=" << m << " n=" << n << " k=" << k
-                << (tb == Transpose::kYes ? " transposed" : "");
+          for (const auto& [alpha, beta] : {std::pair{1.0, 0.0}, {1.0, 1.0}, {0.7, 0.0}, {0.7, 1.0}, {0.7, 0.3}}) {
+            const HostTensor of_37 = rows_of_product(kind, tb, x, w, 37, n, alpha, beta);
+            for (std::int64_t m : {1, 2, 3, 5, 8, 12, 36, 64}) {
+              const HostTensor of_m = rows_of_product(kind, tb, x, w, m, n, alpha, beta);
+              const std::size_t bytes = std::min(of_m.data.size(), of_37.data.size());
+              EXPECT_EQ(std::memcmp(of_m.data.data(), of_37.data.data(), bytes), 0)
+                  << (kind == GemmKind::kHand ? "hand " : "blas ") << dtype_name(dtype) << " m=" << m << " n=" << n
+                  << " k=" << k << (tb == Transpose::kYes ? " transposed" : "") << " alpha=" << alpha << " beta=" << beta;
+            }
           }
         }
       }

@@ -103,7 +103,8 @@ TEST(TensorErrorTest, TrimmingLeavesOutTheFurthestOff) {
   EXPECT_EQ(tensor_error(a, b, 0, 0.01).max_abs, 4) << "of all elements";
   a[150] = 2;
   EXPECT_DOUBLE_EQ(tensor_error(a, b, 0, 0.01).relative, 1 / std::sqrt(200.0));
-  EXPECT_EQ(tensor_error(std::vector<double>{2}, std::vector<double>{1}, 0, 0.01).relative, 0) << "at least one";
+  EXPECT_EQ(tensor_error(std::vector<double>{2, 1}, std::vector<double>{1, 1}, 0, 0.01).relative, 0) << "at least one";
+  EXPECT_EQ(tensor_error(std::vector<double>{2}, std::vector<double>{1}, 0, 0.01).relative, 1) << "but never all";
   a[3] = kNan;
   EXPECT_EQ(tensor_error(a, b, 0, 0.5).relative, kInf) << "what is not finite is never left out";
 }

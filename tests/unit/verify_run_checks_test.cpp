@@ -87,7 +87,26 @@ TEST(RunChecks, AFewStrayUpdatesPassAndAPartThatDidNotMoveFails) {
   for (int i : {3, 200, 399}) candidate.final_weights["a"][static_cast<std::size_t>(i)] = truth.initial.at("a")[i] - 0.01;
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
   for (std::size_t i = 0; i < 8; ++i) candidate.final_weights["b"][i] = truth.initial.at("b")[i];  // 2% of it
-  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/b"});
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), (Names{"updates/b", "elements that did not move/b"}));
+}
+
+// What the 1% leaves out must have moved, and not far.
+TEST(RunChecks, NoElementMayStayOrGoFar) {
+  const RunValues truth = values(0, 0), own = values(1e-5, 1);
+  for (const bool far : {false, true}) {
+    RunValues candidate = values(1e-5, 2);
+    for (std::size_t i = 396; i < 400; ++i) candidate.final_weights["b"][i] = far ? 1e6 : truth.initial.at("b")[i];
+    EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own),
+              Names{far ? "largest error of an update/b" : "elements that did not move/b"});
+  }
+}
+
+TEST(RunChecks, ASetOfAnotherShapeFailsByName) {
+  const RunValues truth = values(0, 0), own = values(1e-5, 1);
+  RunValues candidate = values(1e-5, 2);
+  candidate.initial["c"] = candidate.final_weights["c"] = {1, 2};
+  for (NamedValues* set : {&candidate.initial, &candidate.final_weights, &candidate.gradients}) (*set)["b"].resize(900, 1.0);
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), (Names{"gradients/b", "updates/b", "updates/c"}));
 }
 
 // A key's bias: no gradient but rounding, and an update that is chance. What is known beside it is compared.
@@ -116,7 +135,7 @@ TEST(RunChecks, NoYardstickExcusesATensorThatNeverMoved) {
   candidate.final_weights["a"] = truth.initial.at("a");
   candidate.gradients["b"].assign(400, 0.0);
   candidate.losses = {5.0, 5.0, 5.0 * 3};
-  EXPECT_EQ(failures(Dtype::kBf16, candidate, truth, &own), (Names{"loss/step 3", "gradients/b", "updates/a"}));
+  EXPECT_EQ(failures(Dtype::kBf16, candidate, truth, &own), (Names{"loss/step 3", "gradients/b", "updates/a", "elements that did not move/a"}));
 }
 
 TEST(RunChecks, ABrokenRunFailsEverywhere) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "common/device/device.h"
@@ -24,6 +25,7 @@ struct Entry {
   std::shared_ptr<bool> happened;  // kRecord sets it, kWait waits for it
   bool started = false;            // kPolled
   std::chrono::steady_clock::time_point begin{};
+  detail::Patience patience{};
 };
 
 }  // namespace
@@ -66,7 +68,17 @@ class Executor {
     }
   }
 
+  // Throws what work threw, also the first error that a destructor met and could not pass on.
   void run_until(const std::function<bool()>& done) {
+    rethrow_kept();
+    run_on(done);
+    rethrow_kept();
+  }
+  void keep(std::exception_ptr error) {
+    if (!kept_) kept_ = std::move(error);
+  }
+
+  void run_on(const std::function<bool()>& done) {
     int idle = 0;
     while (!done()) {
       switch (step()) {
@@ -114,6 +126,9 @@ class Executor {
   }
 
  private:
+  void rethrow_kept() {
+    if (kept_) std::rethrow_exception(std::exchange(kept_, nullptr));
+  }
   Entry pop(Stream::Impl& s) {
     Entry e = std::move(s.entries.front());
     s.entries.pop_front();
@@ -141,10 +156,11 @@ class Executor {
         take_turn(head);
         head.started = true;
         head.begin = std::chrono::steady_clock::now();
+        head.patience.begin();
         head.work.start();
       }
       if (head.work.poll()) return true;
-      detail::check_timeout(head.work, head.begin);
+      head.patience.check(head.work);
       return false;
     } catch (...) {
       pop(s);
@@ -171,6 +187,7 @@ class Executor {
   std::mt19937_64 random_;
   bool shuffled_ = false;
   std::size_t pending_ = 0;
+  std::exception_ptr kept_;
 };
 
 Executor& executor() {
@@ -211,9 +228,10 @@ Stream::~Stream() {
   while (!unwinding && !impl_->entries.empty()) {
     const std::size_t before = cpu::executor().pending();
     try {
-      synchronize();
+      cpu::executor().run_on([this] { return impl_->entries.empty(); });
     } catch (...) {
-      // The error belongs to whoever waits for the work; a destructor has nobody to tell. The work after it still runs.
+      // A destructor has nobody to tell: the next wait of the host throws it. The work after it still runs.
+      cpu::executor().keep(std::current_exception());
       if (cpu::executor().pending() == before) break;
     }
   }

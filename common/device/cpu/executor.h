@@ -14,7 +14,7 @@
 
 namespace ref5d::cpu {
 
-// Work that runs to its end. `name` must outlive the entry (kernel names are static strings) or is copied with it.
+// Work that runs to its end. `name` is copied.
 void enqueue(Stream& stream, const std::string& name, std::function<void()> work);
 
 // Runs ready work until `done` says true. Throws RunError if nothing can ever become ready.

@@ -74,9 +74,11 @@ void host_task(Stream& stream, const std::string& name, std::function<void()> ta
 void enqueue_polled(Stream& stream, PolledWork work) {
   stream.synchronize();
   const auto begin = std::chrono::steady_clock::now();
+  detail::Patience patience;
+  patience.begin();
   work.start();
   for (int idle = 1; !work.poll(); ++idle) {
-    detail::check_timeout(work, begin);
+    patience.check(work);
     detail::back_off(idle);
   }
   Profiler& profiler = device().profiler();

@@ -101,13 +101,19 @@ struct Product {
       pack<kColumns>(to, b.from(k1, columns.begin), step, std::min(step, ks.end - k1), columns.size());
   }
 
+  void scale(const Range& rows, const Range& columns) const {
+    for (std::int64_t i = rows.begin; i < rows.end; ++i)
+      for (std::int64_t j = columns.begin; j < columns.end; ++j) c[i * ldc + j] *= beta;
+  }
+
   void block(const Range& ks, const Range& rows, const Range& columns, const T* packed_b, T* packed_a) const {
     for (std::int64_t k1 = ks.begin; k1 < ks.end; k1 += step, packed_b += step_size(columns.size())) {
       const std::int64_t depth = std::min(step, ks.end - k1);
       // Rows that do not fill a tile are packed in any case, with zeros.
       const std::int64_t direct = packs_a() ? 0 : rows.size() / kTileRows * kTileRows;
       pack<kTileRows>(packed_a, a.from(k1, rows.begin + direct), step, depth, rows.size() - direct);
-      Output<T> out{nullptr, ldc, 0, 0, alpha, k1 == 0 ? beta : T(1)};
+      if (k1 == 0 && beta != 0 && beta != 1) scale(rows, columns);
+      Output<T> out{nullptr, ldc, 0, 0, alpha, k1 > 0 || beta != 0};
       const T* panel = packed_b;
       for (std::int64_t j = columns.begin; j < columns.end; j += kColumns, panel += panel_size<T>(kColumns, step)) {
         out.columns = std::min<std::int64_t>(kColumns, columns.end - j);

@@ -80,12 +80,14 @@ void pack(T* to, const Operand<S>& from, std::int64_t depth, std::int64_t rows, 
   pack_with<kWidth, false>(to, from, depth, rows, count, rows);
 }
 
-// Where a tile goes: C = alpha * sums + beta * C for the rows and columns that exist.
+// Where a tile goes: C = alpha * sums, or C += alpha * sums, for the rows and columns that exist. The sums are scaled first, on
+// their own: in alpha * sums + beta * C, which product is fused with the sum would be the compiler's choice, here and there.
 template <typename T>
 struct Output {
   T* c;
   std::int64_t ldc, rows, columns;
-  T alpha, beta;
+  T alpha;
+  bool add;
 };
 
 // A tile's sums, in registers while they are indexed by constants alone.
@@ -95,19 +97,19 @@ using Sums = typename Vector<T>::Aligned[kTileRows][2];
 template <typename T>
 inline void store_whole(const Sums<T>& sums, const Output<T>& out) {
   using U = typename Vector<T>::Unaligned;
-  if (out.beta == 0) {
+  if (!out.add) {
 #pragma GCC unroll 6
     for (int i = 0; i < kTileRows; ++i) {
       U* const c = reinterpret_cast<U*>(out.c + i * out.ldc);
-      c[0] = out.alpha * sums[i][0];
-      c[1] = out.alpha * sums[i][1];
+      c[0] = sums[i][0];
+      c[1] = sums[i][1];
     }
   } else {
 #pragma GCC unroll 6
     for (int i = 0; i < kTileRows; ++i) {
       U* const c = reinterpret_cast<U*>(out.c + i * out.ldc);
-      c[0] = out.alpha * sums[i][0] + out.beta * c[0];
-      c[1] = out.alpha * sums[i][1] + out.beta * c[1];
+      c[0] += sums[i][0];
+      c[1] += sums[i][1];
     }
   }
 }
@@ -118,8 +120,8 @@ template <typename T>
   for (std::int64_t i = 0; i < out.rows; ++i) {
     T* const c = out.c + i * out.ldc;
     for (std::int64_t j = 0; j < out.columns; ++j) {
-      const T product = out.alpha * sums[i][j / kLanes<T>][j % kLanes<T>];
-      c[j] = out.beta == 0 ? product : product + out.beta * c[j];
+      const T sum = sums[i][j / kLanes<T>][j % kLanes<T>];
+      c[j] = out.add ? c[j] + sum : sum;
     }
   }
 }
@@ -146,6 +148,10 @@ template <typename T, bool kPacked>
       sums[i][0] += x * b0;
       sums[i][1] += x * b1;
     }
+  }
+  if (out.alpha != 1) {
+#pragma GCC unroll 6
+    for (int i = 0; i < kTileRows; ++i) sums[i][0] *= out.alpha, sums[i][1] *= out.alpha;
   }
   if (out.rows == kTileRows && out.columns == kTileColumns<T>) {
     store_whole<T>(sums, out);
