@@ -96,7 +96,7 @@ void check_left_out(Verdict& verdict, const RunValues& candidate, const NamedVal
     for (double x : values) largest = std::max(largest, std::abs(x));
   }
   std::int64_t unmoved = 0;
-  std::string where_far = "any", where_unmoved = "any";
+  std::string where_far = "no tensor", where_unmoved = "no tensor";
   for (const auto& [name, u] : candidate_update) {
     const auto exact = truth.find(name), same = own.find(name);
     if (exact == truth.end() || same == own.end() || exact->second.size() != u.size() || same->second.size() != u.size())
@@ -110,8 +110,8 @@ void check_left_out(Verdict& verdict, const RunValues& candidate, const NamedVal
       where_unmoved = name;
     }
   }
-  verdict.add("largest error of an update/" + where_far, "in largest updates", furthest == 0 ? 0 : furthest / largest, 3);
-  verdict.add("elements that did not move/" + where_unmoved, "number", static_cast<double>(unmoved), 0);
+  verdict.add("updates/furthest off", "largest updates, in " + where_far, furthest == 0 ? 0 : furthest / largest, 3);
+  verdict.add("updates/unmoved elements", "number, in " + where_unmoved, static_cast<double>(unmoved), 0);
 }
 
 void check_updates(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues& own) {
