@@ -10,7 +10,7 @@
 
 MODE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null && echo cuda || echo cpu)
 MODES := cpu cuda
-ifeq ($(filter $(MODE),$(MODES)),)
+ifneq ($(words $(MODE))$(filter $(MODE),$(MODES)),1$(MODE))
 $(error MODE=$(MODE) is not known; use one of: $(MODES))
 endif
 

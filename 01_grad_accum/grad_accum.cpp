@@ -73,12 +73,13 @@ void claim_bytes_per_parameter(Verdict& verdict, const RunRecord& run, const Opt
   const bool bf16 = options.dtype == Dtype::kBf16;
   const double size = static_cast<double>(dtype_size(options.dtype)),
                wide = static_cast<double>(dtype_size(accumulator_of(options.dtype)));
-  const bool separate = bf16 && options.fp32_grads && !options.fused_grad_accum;
+  const bool fused = bf16 && options.fp32_grads && options.fused_grad_accum;
+  const bool separate = bf16 && options.fp32_grads && !fused;
   const std::pair<MemoryCategory, double> expected[] = {
       {MemoryCategory::kParameters, size},
       {MemoryCategory::kMaster, bf16 ? 4.0 : 0.0},
-      {MemoryCategory::kGradients, bf16 && options.fused_grad_accum ? 0.0 : size},
-      {MemoryCategory::kGradientAccumulation, separate || (bf16 && options.fused_grad_accum) ? 4.0 : 0.0},
+      {MemoryCategory::kGradients, fused ? 0.0 : size},
+      {MemoryCategory::kGradientAccumulation, separate || fused ? 4.0 : 0.0},
       {MemoryCategory::kOptimizer, 2 * wide},
   };
   double total = 0, measured_total = 0;

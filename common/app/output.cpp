@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
 
 #include "common/app/version.h"
@@ -41,15 +43,29 @@ void check_save_folder(const std::string& path) {
     throw InputError(fmt::format("--save {}: the folder {} cannot be written", path, existing.string()));
 }
 
+// Whether writing `output` would replace (part of) what is read from `input`, a file or a folder.
+bool replaces(const std::string& output, const std::string& input) {
+  std::error_code error;
+  if (output.empty() || input.empty() || fs::is_other(output, error)) return false;
+  const fs::path to = fs::weakly_canonical(output, error), from = fs::weakly_canonical(input, error);
+  const auto [end_of_from, unused] = std::mismatch(from.begin(), from.end(), to.begin(), to.end());
+  return !from.empty() && end_of_from == from.end();
+}
+
 }  // namespace
 
 void check_output_paths(const Options& o) {
+  for (const auto& [flag, path] : {std::pair{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}}) {
+    for (const auto& [input, read] : {std::pair{"--data", o.data}, {"--load", o.load}, {"--resume", o.resume}}) {
+      if (replaces(path, read))
+        throw InputError(fmt::format("{} {} would replace what {} reads; give another file", flag, path, input));
+    }
+  }
   const std::pair<const char*, const std::string&> files[] = {{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}};
   for (const auto& [flag, path] : files) {
     check_file(flag, path);
     for (const auto& [other, other_path] : files) {
-      std::error_code error;
-      if (flag != other && !path.empty() && path == other_path && !fs::is_other(path, error)) {
+      if (flag != other && !other_path.empty() && replaces(path, other_path)) {
         throw InputError(fmt::format("{} and {} both write {}; give each a file of its own", flag, other, path));
       }
     }
@@ -153,15 +169,19 @@ int finish(const Report& report, const Options& options) {
   if (failed > 0) {
     for (const Check& c : report.checks) {
       if (!c.pass) {  // the first is enough for one line; the table lists all
-        fmt::print(stderr, "{}: check failed: {} ({}: {:.3g}, allowed {:.3g}); {} of {} checks and claims fail\n",
-                   report.program, c.name, c.measure, c.value, c.tolerance, failed, total);
+        std::fputs(fmt::format("{}: check failed: {} ({}: {:.3g}, allowed {:.3g}); {} of {} checks and claims fail\n",
+                               report.program, c.name, c.measure, c.value, c.tolerance, failed, total)
+                       .c_str(),
+                   stderr);
         return report.exit_status();
       }
     }
     for (const Claim& c : report.claims) {
       if (!c.pass) {
-        fmt::print(stderr, "{}: claim failed: {} (expected {:.10g}, measured {:.10g}); {} of {} checks and claims fail\n",
-                   report.program, c.name, c.expected, c.measured, failed, total);
+        std::fputs(fmt::format("{}: claim failed: {} (expected {:.10g}, measured {:.10g}); {} of {} checks and claims fail\n",
+                               report.program, c.name, c.expected, c.measured, failed, total)
+                       .c_str(),
+                   stderr);
         break;
       }
     }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
@@ -18,9 +19,13 @@ namespace ref5d {
 
 namespace {
 
+// One line, whatever a message quotes; and if stderr is closed, the exit status must do.
 int report_error(const std::string& name, const char* message, int status) {
   std::fflush(stdout);
-  fmt::print(stderr, "{}: {}\n", name, message);
+  std::string line = fmt::format("{}: {}", name, message);
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
+  std::fputs((line + "\n").c_str(), stderr);
   return status;
 }
 

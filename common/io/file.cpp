@@ -40,7 +40,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 }
 
 FileDescriptor open_for_reading(const std::string& path, struct stat& status) {
-  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe without a writer must not hang us
   if (fd.get() < 0) open_failed("open", path, errno);
   if (::fstat(fd.get(), &status) != 0) open_failed("open", path, errno);
   if (S_ISDIR(status.st_mode)) open_failed("open", path, EISDIR);

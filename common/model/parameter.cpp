@@ -190,6 +190,8 @@ void load_weight(Parameter& p, const HostTensor& global, Stream& stream) {
     throw InputError("weight " + p.name + " has shape " + to_string(global.shape) + " in the file, but the model needs " +
                      to_string(p.global_shape) + "; give the model flags that the weights were made with");
   }
+  if (global.dtype == Dtype::kInt32)
+    throw InputError("weight " + p.name + " holds integers in the file; give a file of floating-point weights");
   load_part(p, exact_weight(p), global, stream);
   if (!p.master) return;
   if (p.master.numel() == p.weight.numel()) return convert(stream, p.weight, p.master);

@@ -27,15 +27,17 @@ double error_of_all(const NamedValues& a, const NamedValues& b) {
 // from one normal distribution, one exceeds three times the other in a fifth of all cases. So three things count:
 //   the worst own error so far, since what a dtype does to a training run only grows with its steps;
 //   `first`, an error that the number cannot escape at the first step;
-//   what the weights' error makes of it later. Training changed the weights by the update, and thereby the number by
-//   |x_s - x_1|. Of that update the own run has the share `update_error` wrong, which changes the number by that share of it.
+//   what the weights' error makes of it later. Training changed the weights by the update, and thereby the number, from the
+//   first step's. Of that update the own run has the share `update_error` wrong, which changes the number by that share of the
+//   change. (The change over all steps: most of the error is made by the first update, where gradients are lost in rounding.)
 std::vector<NamedError> series_yardstick(std::vector<NamedError> own, std::span<const double> truth, double first,
                                          double update_error) {
   double worst = first, change = 0;
+  for (double x : truth) change = std::max(change, std::abs(x - truth[0]));
   for (std::size_t s = 0; s < std::min(own.size(), truth.size()); ++s) {
-    change = std::max(change, std::abs(truth[s] - truth[0]));
     worst = std::max(worst, own[s].error.relative);
-    own[s].error.relative = std::max(worst, truth[s] == 0 ? 0 : update_error * change / std::abs(truth[s]));
+    const double of_weights = s == 0 || truth[s] == 0 ? 0 : update_error * change / std::abs(truth[s]);
+    own[s].error.relative = std::max(worst, of_weights);
   }
   return own;
 }

@@ -1,6 +1,7 @@
 // Bad usage and outputs that cannot be written: status 2 (or 3 where the machine is at fault), one line on stderr, nothing left
 // behind.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <utility>
@@ -147,6 +148,28 @@ TEST(BadOutput, PathsThatCannotBeWritten) {
     EXPECT_TRUE(fs::is_empty(dir.path("locked")));
   }
 }
+
+// What a run reads must still be there after it, however its path is spelled.
+TEST(BadOutput, NoInputIsReplaced) {
+  const TempDir dir;
+  dir.put("text", "a text that somebody may need again");
+  fs::create_directories(dir.path("run/step_2"));
+  for (const std::string flag : {"--json", "--dump", "--trace"}) {
+    expect_one_error(run_tiny("--data " + dir.path("text") + " " + flag + " " + dir.path("run/../text")), 2, {flag, "--data"});
+    expect_one_error(run_tiny("--resume " + dir.path("run") + " " + flag + " " + dir.path("run/step_2/model.safetensors")), 2,
+                     {flag, "--resume"});
+  }
+  expect_one_error(run_tiny("--json " + dir.path("same") + " --dump " + dir.path("run/../same")), 2, {"--json", "--dump"});
+}
+
+TEST(BadInput, APipeWithoutAWriterDoesNotHang) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo(dir.path("pipe").c_str(), 0600), 0);
+  for (const std::string flag : {"--data", "--load"})
+    expect_one_error(run_tiny(flag + " " + dir.path("pipe")), 2, {dir.path("pipe")});
+}
+
+TEST(BadUsage, AnErrorIsOneLineWhateverItQuotes) { expect_one_error(run_tiny("--json /nowhere/a\001b"), 2, {"a?b"}); }
 
 TEST(BadOutput, AFullDiskLeavesNoHalfWrittenFile) {
   for (const char* flag : {"--json", "--trace", "--dump"}) {
