@@ -13,6 +13,7 @@ namespace ref5d {
 struct RunValues {
   std::vector<double> losses, grad_norms;         // of each step
   NamedValues initial, gradients, final_weights;  // gradients: of the first step, before clipping
+  double epsilon = 1e-8;                          // AdamW's, over the first step's clip factor: what it is beside `gradients`
 };
 
 // Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to
@@ -23,7 +24,8 @@ struct RunValues {
 //   weight would hide a missing one. An update's yardstick is own's worst over all tensors: which tensors the elements with
 //   the smallest gradients fall in is chance (kUpdateTrim). Elements of which `own` has the first gradient wrong by more than a
 //   third are left out, and the measure says how many remain. All elements, those too, must have moved where they move in both
-//   other runs, and no error may be above three of the largest updates.
+//   other runs, and no error may be above three of the largest updates. Where own was luckier in its first update than its
+//   gradients' rounding lets expect, its errors after that count for more, by as much.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 
 // How far `own` is from `truth` in the worst of what has a yardstick beyond the first step: the updates of all parameters

@@ -23,7 +23,7 @@ RunValues values(double noise, unsigned seed) {
     for (int i = 0; i < 400; ++i) {
       const double w = normal(truth), g = normal(truth), u = 0.01 * normal(truth);
       r.initial[name].push_back(w);
-      r.gradients[name].push_back(near(g));
+      r.gradients[name].push_back(g + noise * normal_noise(rounding));
       r.final_weights[name].push_back(w + near(u));
     }
   }
@@ -126,6 +126,21 @@ TEST(RunChecks, UpdatesThatAreAllRoundingAreLeftOutByName) {
   }));
   for (std::size_t i = 200; i < 220; ++i) candidate.final_weights["a"][i] += 0.001;
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/a"});
+}
+
+// One element's gradient is as small as Adam's epsilon, and the own run happened to round it right.
+TEST(RunChecks, ALuckyFirstUpdateIsNoYardstick) {
+  RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(5e-5, 2);
+  candidate.losses = own.losses = truth.losses;
+  candidate.grad_norms = own.grad_norms = truth.grad_norms;
+  candidate.gradients = own.gradients;
+  EXPECT_NE(failures(Dtype::kFp32, candidate, truth, &own), Names{}) << "five times own's error is too much";
+  for (RunValues* r : {&truth, &own, &candidate}) r->epsilon = 1e-3;
+  for (RunValues* r : {&truth, &own, &candidate}) r->gradients["a"][7] = 1e-4;
+  own.gradients["a"][7] += 1e-8;
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
+  own.gradients["a"][7] += 3e-5;  // now it was as unlucky as can be expected
+  EXPECT_NE(failures(Dtype::kFp32, candidate, truth, &own), Names{});
 }
 
 TEST(RunChecks, NoYardstickExcusesATensorThatNeverMoved) {
