@@ -1,5 +1,5 @@
-// Counts the bytes that kernels read and write, a tensor once for each kernel that touches it. Only operations that have a fused
-// and an unfused form are counted (kernels/counted.h), since those are what is compared.
+// Counts the bytes that kernels read and write, a tensor once for each kernel that touches it. Only operations that have a
+// fused and an unfused form are counted (kernels/counted.h), since those are what is compared.
 #pragma once
 
 #include <cstddef>

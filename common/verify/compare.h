@@ -24,8 +24,8 @@ struct TensorError {
 };
 
 // The error of a against the reference b, of which `relative` leaves out the share `trim` of elements that are furthest off
-// (rounded up to a whole number of them, but never all). A NaN or an infinity anywhere, unequal sizes or a floor that is not finite give
-// infinity. Where ||b|| and floor are both 0, the error is 0 for equal tensors and infinite otherwise.
+// (rounded up to a whole number of them, but never all). A NaN or an infinity anywhere, unequal sizes or a floor that is not
+// finite give infinity. Where ||b|| and floor are both 0, the error is 0 for equal tensors and infinite otherwise.
 [[nodiscard]] TensorError tensor_error(std::span<const double> a, std::span<const double> b, double floor, double trim = 0);
 
 struct NamedError {
