@@ -105,6 +105,8 @@ Report run(const Options& options, const Sabotage* sabotage) {
     fmt::print("{}\n{} parameters, {} sequences of {} per step as {} micro-batches of {}, {}\n", data.description(),
                model.parameter_count(), settings.global_batch, model.seq, options.grad_accum, options.micro_batch,
                dtype_name(options.dtype));
+    if (sabotage != nullptr)
+      fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", sabotage->name, sabotage->breaks);
   }
 
   Report report = new_report("01_grad_accum", options, model);

@@ -185,6 +185,8 @@ int finish(const Report& report, const Options& options) {
         break;
       }
     }
+  } else if (!options.quiet && report.checks.empty()) {
+    fmt::print("nothing was compared; all {} claims hold\n", report.claims.size());
   } else if (!options.quiet) {
     fmt::print("all {} checks and {} claims hold\n", report.checks.size(), report.claims.size());
   }
