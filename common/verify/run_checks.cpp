@@ -81,7 +81,9 @@ class Known {
 // eps), so almost all of the error is made by the few elements whose g is as small as eps, where a rounding error d of the
 // gradient makes d / eps of it: own's error is a draw from a wide distribution, and all later errors grow from it. What to
 // expect follows from the rounding errors around each element: d is normal, with their root mean square. (8 quantiles of the
-// normal distribution stand for it. A gradient that is exactly 0, or 0 but for rounding, has no part in it.)
+// normal distribution stand for it. A gradient that is exactly 0, or 0 but for rounding, has no part in it.) At most
+// kMostLuck: where neighbours' rounding errors differ widely their mean says little, and it must not excuse everything.
+constexpr double kMostLuck = 5;
 double bad_luck(const RunValues& own, const RunValues& truth) {
   constexpr double kQuantiles[] = {0.157, 0.489, 0.887, 1.534};
   constexpr std::size_t kAround = 64;
@@ -107,7 +109,8 @@ double bad_luck(const RunValues& own, const RunValues& truth) {
       }
     }
   }
-  return drawn > 0 && std::isfinite(expected) ? std::sqrt(std::max(1.0, expected / drawn)) : 1;
+  if (drawn == 0 || !std::isfinite(expected)) return 1;
+  return std::clamp(std::sqrt(expected / drawn), 1.0, kMostLuck);
 }
 
 // `u`, but the truth's where nothing is known. What does not fit the truth is left as it is, for compare_sets to say.

@@ -139,6 +139,7 @@ TEST(RunChecks, ALuckyFirstUpdateIsNoYardstick) {
   for (RunValues* r : {&truth, &own, &candidate}) r->gradients["a"][7] = 1e-4;
   own.gradients["a"][7] += 1e-8;
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
+  EXPECT_NE(failures(Dtype::kFp32, values(5e-4, 2), truth, &own), Names{}) << "luck has its limit";
   own.gradients["a"][7] += 3e-5;  // now it was as unlucky as can be expected
   EXPECT_NE(failures(Dtype::kFp32, candidate, truth, &own), Names{});
 }

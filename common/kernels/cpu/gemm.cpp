@@ -64,7 +64,7 @@ struct Product {
   [[nodiscard]] bool packs_a() const { return !std::is_same_v<S, T> || a.k_stride != 1; }
 
   // Every thread computes a rectangle of C and packs for itself what it reads: what another core has just written comes slowly
-  // (sharing the packed operands was 1.3 times slower for weight gradients on two cores).
+  // (sharing the packed operands made weight gradients slower on two cores).
   void run(int threads) const {
     int down = 1;  // rectangles one above the other: where the threads together pack and read least
     for (int d = 1; d <= threads; ++d) {
