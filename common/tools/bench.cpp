@@ -1,6 +1,7 @@
 // Speed of one device: tokens/s, GFLOP/s, the share of the matrix product's and of OpenBLAS's own rate, and time by kernel.
 #ifndef REF5D_CUDA
 #include <cblas.h>
+extern "C" void openblas_set_num_threads(int threads);  // another BLAS's cblas.h does not have it
 #endif
 #include <fmt/core.h>
 
