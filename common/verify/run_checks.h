@@ -28,6 +28,9 @@ struct RunValues {
 //   gradients' rounding lets expect, its errors after that count for more, by as much.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 
+// The errors of what training did to each parameter, as check_run compares it: of 99% of the elements that `own` knows.
+[[nodiscard]] std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own);
+
 // How far `own` is from `truth` in the worst of what has a yardstick beyond the first step: the updates of all parameters
 // together, a loss, a gradient norm. Above kMostYardstickError three times it exceeds kMostTolerance, and right runs may fail.
 inline constexpr double kMostYardstickError = kMostTolerance / 3;
