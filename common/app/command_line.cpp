@@ -254,7 +254,8 @@ void CommandLine::add_choice(const std::string& name, std::string& target, const
   });
 }
 
-void CommandLine::add_choice(const std::string& name, Dtype& target, const std::string& help, std::vector<Dtype> choices) {
+void CommandLine::add_choice(const std::string& name, Dtype& target, const std::string& help,
+                             const std::vector<Dtype>& choices) {
   std::vector<std::string> names;
   for (Dtype d : choices) names.emplace_back(dtype_name(d));
   const std::string shown = join(names, "|");

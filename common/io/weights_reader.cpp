@@ -41,7 +41,8 @@ WeightsReader::WeightsReader(const std::string& path) : path_(path) {
   } else if (fs::exists(folder / kIndexName, ignored)) {
     open_index(folder / kIndexName);
   } else {
-    throw InputError(fmt::format("folder {} holds neither {} nor {}", path, kSingleName, kIndexName));
+    const char* hint = fs::exists(folder / "latest", ignored) ? "; give one of the checkpoints in it, such as step_100" : "";
+    throw InputError(fmt::format("folder {} holds neither {} nor {}{}", path, kSingleName, kIndexName, hint));
   }
 }
 

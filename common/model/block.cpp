@@ -1,7 +1,5 @@
 #include "common/model/block.h"
 
-#include <ranges>
-
 #include "common/kernels/elementwise.h"
 
 namespace ref5d {
@@ -153,7 +151,7 @@ Tensor Block::forward(Context& ctx, const Tensor& x, Saved& saved) {
 
 Tensor Block::backward(Context& ctx, const Tensor& dy, Saved& saved) {
   BlockFlow flow{.x = dy};
-  for (Phase p : kPhases | std::views::reverse) backward_phase(p, ctx, flow, saved);
+  for (auto p = kPhases.rbegin(); p != kPhases.rend(); ++p) backward_phase(*p, ctx, flow, saved);
   return flow.x;
 }
 

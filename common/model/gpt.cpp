@@ -1,7 +1,6 @@
 #include "common/model/gpt.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace ref5d {
 
@@ -15,7 +14,7 @@ template <typename Work>
 Tensor hooked(const Hooks& hooks, Hook before, Hook after, std::int64_t unit, const Work& work) {
   for (UnitHooks* h : hooks) (h->*before)(unit);
   Tensor result = work();
-  for (UnitHooks* h : hooks | std::views::reverse) (h->*after)(unit);
+  for (auto h = hooks.rbegin(); h != hooks.rend(); ++h) ((*h)->*after)(unit);
   return result;
 }
 template <typename Work>
@@ -78,8 +77,8 @@ Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved) {
 Tensor Gpt::backward(Context& ctx, const Tensor& doutput, Saved& saved) {
   Tensor dx = doutput;
   if (head) dx = hooked_backward(hooks, config_.layers + 1, [&] { return head->backward(ctx, saved); });
-  for (const auto& block : blocks | std::views::reverse)
-    dx = hooked_backward(hooks, block->layer() + 1, [&] { return block->backward(ctx, dx, saved); });
+  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block)
+    dx = hooked_backward(hooks, (*block)->layer() + 1, [&] { return (*block)->backward(ctx, dx, saved); });
   if (!embedding) return dx;
   return hooked_backward(hooks, 0, [&] {
     embedding->backward(ctx, dx);

@@ -5,7 +5,7 @@
 
 namespace ref5d {
 
-Linear::Linear(std::string name, std::int64_t in, std::int64_t out, bool with_bias, bool in_out, double init_std,
+Linear::Linear(const std::string& name, std::int64_t in, std::int64_t out, bool with_bias, bool in_out, double init_std,
                FlopsKind flops_kind)
     : stored_in_out(in_out), flops(flops_kind) {
   const Shape shape = in_out ? Shape{in, out} : Shape{out, in};

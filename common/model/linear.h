@@ -17,7 +17,7 @@ namespace ref5d {
 // backward is two calls: the input gradient is on the critical path, the weight gradient is not.
 class Linear {
  public:
-  Linear(std::string name, std::int64_t in, std::int64_t out, bool bias, bool stored_in_out, double init_std,
+  Linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool stored_in_out, double init_std,
          FlopsKind flops = FlopsKind::kBlockLinear);
   virtual ~Linear() = default;
 

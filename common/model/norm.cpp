@@ -5,7 +5,7 @@
 
 namespace ref5d {
 
-Norm::Norm(std::string name, std::int64_t size, NormKind kind, double eps) : kind_(kind), eps_(eps) {
+Norm::Norm(const std::string& name, std::int64_t size, NormKind kind, double eps) : kind_(kind), eps_(eps) {
   weight = std::make_shared<Parameter>(name + ".weight", Shape{size}, Init::kOne, 0.0, false);
   if (kind == NormKind::kLayer) bias = std::make_shared<Parameter>(name + ".bias", Shape{size}, Init::kZero, 0.0, false);
 }

@@ -11,7 +11,7 @@ namespace ref5d {
 
 class Norm {
  public:
-  Norm(std::string name, std::int64_t size, NormKind kind, double eps);
+  Norm(const std::string& name, std::int64_t size, NormKind kind, double eps);
 
   // x [R, size] -> y [R, size].
   [[nodiscard]] Tensor forward(Context& ctx, const Tensor& x, Saved& saved) const;

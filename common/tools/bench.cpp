@@ -1,4 +1,5 @@
-// Speed of one device: tokens/s, GFLOP/s, the share of the matrix product's and of OpenBLAS's own rate, and time by kernel.
+// Speed of one device: tokens/s, GFLOP/s, the share of the matrix product's, of OpenBLAS's and of the
+// multipliers' own rate, and time by kernel.
 #ifndef REF5D_CUDA
 #include <cblas.h>
 extern "C" void openblas_set_num_threads(int threads);  // another BLAS's cblas.h does not have it
@@ -14,6 +15,9 @@ extern "C" void openblas_set_num_threads(int threads);  // another BLAS's cblas.
 #include "common/app/settings.h"
 #include "common/device/device.h"
 #include "common/kernels/random.h"
+#ifndef REF5D_CUDA
+#include "common/kernels/cpu/fma_peak.h"
+#endif
 
 using namespace ref5d;
 
@@ -99,6 +103,9 @@ int main(int argc, char** argv) {
     std::int64_t threads = device().threads();
     line.group("Bench");
     line.add_option("--threads", threads, "host threads for kernels and BLAS", {1, 1024});
+    for (const char* flag : {"--verify", "--verify-steps", "--check-order", "--sabotage", "--trace", "--dump", "--dump-level",
+                             "--sample", "--load", "--save", "--resume"})
+      line.forbid(flag, "bench only measures; the lessons' programs have it");
     if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
     const Options& options = line.options();
     check_output_paths(options);
@@ -134,6 +141,7 @@ int main(int argc, char** argv) {
     report.timing["share_of_gemm"] = linear / ms / 1e6 / rate;
 #ifndef REF5D_CUDA
     if (options.dtype == Dtype::kFp32) {
+      report.timing["fma_peak_gflops"] = fma_peak_gflops(static_cast<int>(threads));
       openblas_set_num_threads(static_cast<int>(threads));
       report.timing["openblas_gflops"] = product_rate(model, tokens, options.dtype, multiply_by_openblas);
       report.timing["share_of_openblas"] = linear / ms / 1e6 / report.timing["openblas_gflops"];
@@ -158,6 +166,11 @@ int main(int argc, char** argv) {
     const bool packed = std::string_view(Device::mode()) == "cpu" && options.gemm == "blas";
     print_rate(fmt::format("gemm ({})", packed ? "packed" : options.gemm).c_str(), rate);
     if (report.timing.contains("openblas_gflops")) print_rate("OpenBLAS", report.timing["openblas_gflops"]);
+    if (const auto peak = report.timing.find("fma_peak_gflops"); peak != report.timing.end()) {
+      const double bound = static_cast<double>(run.flops_per_step.total()) / peak->second / 1e6;
+      fmt::print("multiply-adds alone        {:>10.1f} GFLOP/s: a step's flops would take {:.1f} ms, {:.0f} tokens/s\n",
+                 peak->second, bound, static_cast<double>(tokens * options.grad_accum) / bound * 1e3);
+    }
     if (const auto mfu = report.timing.find("mfu"); mfu != report.timing.end())
       fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu->second);
     return 0;

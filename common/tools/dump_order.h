@@ -21,8 +21,8 @@ struct DumpPlace {
   std::int64_t layer = 0;     // counted in the direction of the section
   std::int64_t position = 0;  // within the layer
   std::int64_t expert = 0;
-  std::string name;  // among equals
-  auto operator<=>(const DumpPlace&) const = default;
+  std::string name;                                    // among equals
+  auto operator<=>(const DumpPlace&) const = default;  // NOLINT(modernize-use-nullptr): meant for the hidden 0
 };
 
 // Forward: the sublayers sub/L/attn_norm, q, k, v, attn, o_proj, mlp_norm, mlp_in, ..., mlp_out of each layer with hidden/L at

@@ -24,7 +24,8 @@ void compute_partials(Stream& stream, const OptimizerState& s) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<Parameter*> parameters, const OptimizerOptions& options, Stream& stream) : options_(options) {
+Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerOptions& options, Stream& stream)
+    : options_(options) {
   std::int64_t blocks = 0;
   for (const Parameter* p : parameters) blocks += blocks_of(*p);
   partials_ = Tensor::empty({blocks}, Dtype::kFp64, MemoryCategory::kWorkspace, stream);

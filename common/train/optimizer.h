@@ -31,7 +31,7 @@ struct OptimizerOptions {
 class Optimizer {
  public:
   // Moments for what each parameter's placement leaves here, zero, in the accumulator's dtype.
-  Optimizer(std::vector<Parameter*> parameters, const OptimizerOptions& options, Stream& stream);
+  Optimizer(const std::vector<Parameter*>& parameters, const OptimizerOptions& options, Stream& stream);
 
   // norm -> clip factor -> update, all enqueued on the stream; steps count from 1. Throws std::logic_error naming the parameter
   // if a gradient is not final.

@@ -102,7 +102,7 @@ std::vector<Row> rows_from_json(const Json& j, Row (*from_json)(const Json&)) {
 Json Report::to_json() const {
   Json configuration = Json::object();
   for (const auto& [key, value] : config) {
-    std::visit([&](const auto& v) { configuration.append_member(key, Json(v)); }, value);
+    configuration.append_member(key, std::visit([](const auto& v) { return Json(v); }, value));
   }
   Json axes = Json::object();
   for (const auto& [axis, size] : mesh) axes.append_member(axis, Json(size));

@@ -32,6 +32,15 @@ void expect_refused(const std::string& flags, const std::vector<std::string>& pa
   EXPECT_EQ(dir.entries(), 0);
 }
 
+TEST(BadUsage, FlagsThatBenchWouldIgnore) {
+  for (const char* flags : {"--verify", "--no-verify", "--sabotage list", "--dump d", "--resume d"}) {
+    const Outcome run = run_binary("bench", words(flags));
+    EXPECT_EQ(run.exit_status, 2) << flags << ": " << run.description();
+    EXPECT_NE(run.err.find("bench only measures"), std::string::npos) << flags << ": " << run.description();
+    EXPECT_EQ(run.out, "") << flags;
+  }
+}
+
 TEST(BadUsage, SabotageWithoutChecks) {
   expect_one_error(run_tiny("--sabotage no-division --no-verify"), 2, {"--sabotage", "--no-verify"});
 }

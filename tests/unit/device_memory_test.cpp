@@ -27,9 +27,9 @@ TEST(Memory, ABufferSurvivesMovesAndItselfAsSource) {
     b = std::move(a);
     EXPECT_EQ(ledger.current(MemoryCategory::kMaster), before + 100);
     Buffer& same = b;
-    b = std::move(same);
-    EXPECT_EQ(b.data(), data);
     b = same;
+    EXPECT_EQ(b.data(), data);
+    b = std::move(same);
     EXPECT_EQ(b.data(), data);
     EXPECT_FALSE(a);  // NOLINT(bugprone-use-after-move): empty, not freed twice
   }

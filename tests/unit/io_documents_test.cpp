@@ -96,7 +96,7 @@ TEST(IoDocuments, SplittingLosesNothing) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 200; ++trial) {
     Tokens tokens(random() % 40);
-    for (auto& t : tokens) t = random() % 2 == 0 ? '\n' : 'a';
+    for (auto& t : tokens) t = random() % 2 == 0 ? int{'\n'} : int{'a'};
     for (const auto& separator : {DocumentSeparator::blank_line(), DocumentSeparator::end_of_text('\n')}) {
       Tokens joined;
       for (const Document d : split_documents(tokens, separator)) {
@@ -210,7 +210,7 @@ TEST(IoDocuments, PlainRowIsAWindow) {
     }
   }
   for (const auto& [offset, seq] : {std::pair<std::int64_t, std::int64_t>{0, 11}, {7, 4}, {11, 1}, {-1, 2}}) {
-    expect_contains(error_of<InputError>([&] { (void)plain_row(tokens, offset, seq); }), "the data has 10");
+    expect_contains(error_of<InputError>([&, at = offset, n = seq] { (void)plain_row(tokens, at, n); }), "the data has 10");
   }
 }
 

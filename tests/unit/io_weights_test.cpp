@@ -14,7 +14,7 @@ using testing::error_of;
 using testing::expect_contains;
 using testing::TempDir;
 
-HostTensor numbers(std::vector<double> values) {
+HostTensor numbers(const std::vector<double>& values) {
   const auto n = static_cast<std::int64_t>(values.size());
   return HostTensor::from_doubles(values, {n}, Dtype::kFp32);
 }
@@ -75,6 +75,8 @@ TEST(IoWeights, BadPathsAndIndexes) {
   const TempDir dir;
   const auto message = [&] { return error_of<InputError>([&] { const WeightsReader weights(dir.path()); }); };
   expect_contains(message(), "holds neither model.safetensors nor model.safetensors.index.json");
+  dir.put("latest", "step_2");
+  expect_contains(message(), "give one of the checkpoints in it");
   expect_contains(error_of<InputError>([&] { const WeightsReader weights(dir.path("absent.safetensors")); }), "No such file");
   expect_contains(error_of<InputError>([&] { const WeightsReader weights(dir.path("absent.json")); }), "No such file");
   dir.put("model.safetensors.index.json", "{");

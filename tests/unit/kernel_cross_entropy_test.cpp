@@ -111,7 +111,7 @@ TEST(CrossEntropyKernel, P26_LargeLogitsNeitherOverflowNorLoseTheLoss) {
 
 TEST(CrossEntropyKernel, IgnoredRowsAreZeroWhateverTheirLogits) {
   const double nan = std::nan("");
-  const Values logits{1, 2, 3, nan, INFINITY, -INFINITY, nan, nan, nan};
+  const Values logits{1, 2, 3, nan, HUGE_VAL, -HUGE_VAL, nan, nan, nan};
   const Ints labels{0, kIgnoreLabel, kIgnoreLabel};
   for (const Dtype dtype : kFloatDtypes) {
     for (const Result& r : {fused(logits, labels, 2, dtype), unfused(logits, labels, 2, dtype)}) {
@@ -152,7 +152,7 @@ TEST(CrossEntropyKernel, ANanLogitShows) {
     EXPECT_TRUE(std::isnan(r.loss[0]));
     EXPECT_TRUE(std::isnan(r.dlogits[0]));
   }
-  const Result r = fused({1, -INFINITY, 1}, {0}, 1, Dtype::kFp32);  // a masked logit is no error
+  const Result r = fused({1, -HUGE_VAL, 1}, {0}, 1, Dtype::kFp32);  // a masked logit is no error
   EXPECT_NEAR(r.loss[0], std::log(2), 1e-6);
   EXPECT_EQ(r.dlogits[1], 0);
 }

@@ -39,7 +39,7 @@ struct Matrix {
   Tensor whole, inner;
   std::vector<double> values;
 };
-Matrix matrix(std::vector<double> values, std::int64_t rows, std::int64_t columns, std::int64_t gap, Dtype dtype) {
+Matrix matrix(const std::vector<double>& values, std::int64_t rows, std::int64_t columns, std::int64_t gap, Dtype dtype) {
   Matrix m;
   m.values = rounded(values, dtype);
   std::vector<double> spread(static_cast<std::size_t>(rows * (columns + gap)), std::nan(""));

@@ -180,7 +180,7 @@ void one_after_the_other(TwoPasses& passes) {
   for (std::size_t m : {0u, 1u}) {
     for (Block::Phase p : kPhases) passes.forward(m, p);
     passes.turn(m);
-    for (Block::Phase p : kPhases | std::views::reverse) passes.backward(m, p);
+    for (auto p = kPhases.rbegin(); p != kPhases.rend(); ++p) passes.backward(m, *p);
   }
 }
 void phase_by_phase(TwoPasses& passes) {
@@ -188,8 +188,8 @@ void phase_by_phase(TwoPasses& passes) {
     for (std::size_t m : {0u, 1u}) passes.forward(m, p);
   }
   for (std::size_t m : {0u, 1u}) passes.turn(m);
-  for (Block::Phase p : kPhases | std::views::reverse) {
-    for (std::size_t m : {0u, 1u}) passes.backward(m, p);
+  for (auto p = kPhases.rbegin(); p != kPhases.rend(); ++p) {
+    for (std::size_t m : {0u, 1u}) passes.backward(m, *p);
   }
 }
 // The backward of one micro-batch between the phases of the forward of the other.
@@ -201,7 +201,7 @@ void backward_between_forward(TwoPasses& passes) {
     passes.forward(1, kPhases[i]);
   }
   passes.turn(1);
-  for (Block::Phase p : kPhases | std::views::reverse) passes.backward(1, p);
+  for (auto p = kPhases.rbegin(); p != kPhases.rend(); ++p) passes.backward(1, *p);
 }
 
 void expect_any_order(const std::function<void(Block&)>& change) {

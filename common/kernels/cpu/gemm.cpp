@@ -19,7 +19,7 @@ constexpr double kFlopsWorthSharing = 3e6;
 // Columns of C for which B is packed at a time.
 constexpr std::int64_t kColumnBlock = 2048;
 // Rows of C computed for all of them: so many that their rows of A stay in the second-level cache with a few panels of B.
-constexpr std::int64_t kRowBlock = 8L * kTileRows, kPackedRowBlock = 32L * kTileRows;
+constexpr std::int64_t kRowBlock = 8 * kTileRows, kPackedRowBlock = 32 * kTileRows;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
