@@ -45,8 +45,8 @@ __device__ __forceinline__ void compute_p_and_ds(Tile& tile, const Visible& visi
       const std::int32_t order = tile.q_order[query + r], start = tile.q_start[query + r];
       REF5D_SIMD
       for (int c = 0; c < kColumns; ++c) {
-        const A e = exp_of(scale * p[c] - lse);
-        p[c] = all | sees(order, start, tile.k_order[key + c]) ? e : A(0);
+        const A e = exp_of_negative(scale * p[c] - lse);
+        p[c] = all || sees(order, start, tile.k_order[key + c]) ? e : A(0);
         ds[c] = p[c] * (ds[c] - delta);
       }
     }

@@ -45,8 +45,8 @@ __device__ __forceinline__ void compute_ds(Tile& tile, const Visible& visible, A
       A* ds = tile.ds + (key + r) * Tile::kQueries + query;
       REF5D_SIMD
       for (int c = 0; c < kColumns; ++c) {
-        const A e = exp_of(scale * s[r * kColumns + c] - lse[c]) * (dp[r * kColumns + c] - delta[c]);
-        ds[c] = all | sees(q_order[c], q_start[c], order) ? e : A(0);
+        const A e = exp_of_negative(scale * s[r * kColumns + c] - lse[c]) * (dp[r * kColumns + c] - delta[c]);
+        ds[c] = all || sees(q_order[c], q_start[c], order) ? e : A(0);
       }
     }
   }

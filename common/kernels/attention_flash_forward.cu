@@ -72,7 +72,7 @@ __device__ __forceinline__ void exponentiate(Tile& tile, const Visible& visible)
     REF5D_SIMD
     for (int c = 0; c < kStrip; ++c) {
       shift[c] = top[c] == -kInfinity<A> ? A(0) : top[c];
-      const A correction = exp_of(tile.top[query + c] - shift[c]);
+      const A correction = exp_of_negative(tile.top[query + c] - shift[c]);
       tile.correction[query + c] = correction;
       tile.top[query + c] = top[c];
       sum[c] = tile.sum[query + c] * correction;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void exponentiate(Tile& tile, const Visible& visible)
         A* s = tile.s + key * Tile::kQueries + query;
         REF5D_SIMD
         for (int c = 0; c < kStrip; ++c) {
-          s[c] = exp_of(s[c] - shift[c]);
+          s[c] = exp_of_negative(s[c] - shift[c]);
           sum[c] += s[c];
         }
       }

@@ -19,7 +19,9 @@ REF5D_HD constexpr std::int64_t tiles_of(std::int64_t n, int size) { return (n +
 
 // Neighbouring elements that are loaded and computed together: a vector register of the CPU (GCC's vector type; with plain
 // arrays the same products ran at 5 to 31 GFLOP/s on an AVX2 core, with it at 95), 16 bytes on a GPU.
-#if defined(__AVX__)
+#if defined(__AVX512F__)
+inline constexpr int kLaneBytes = kOneThread ? 64 : 16;
+#elif defined(__AVX__)
 inline constexpr int kLaneBytes = kOneThread ? 32 : 16;
 #else
 inline constexpr int kLaneBytes = 16;
@@ -30,29 +32,29 @@ inline constexpr int kLanes = kLaneBytes / static_cast<int>(sizeof(A));
 #if defined(__CUDACC__)
 #define REF5D_UNROLL_ON_GPU _Pragma("unroll")
 #define REF5D_UNROLL_PRODUCT _Pragma("unroll 4")
-template <typename A>
-struct alignas(kLaneBytes) Lanes {
-  A v[kLanes<A>];
+template <typename A, int kCount>
+struct alignas(kCount * sizeof(A)) Lanes {
+  A v[kCount];
 };
-template <typename A>
-__device__ __forceinline__ void multiply_add(Lanes<A>& sum, A a, const Lanes<A>& b) {
+template <typename A, int kCount>
+__device__ __forceinline__ void multiply_add(Lanes<A, kCount>& sum, A a, const Lanes<A, kCount>& b) {
   REF5D_UNROLL
-  for (int i = 0; i < kLanes<A>; ++i) sum.v[i] += a * b.v[i];
+  for (int i = 0; i < kCount; ++i) sum.v[i] += a * b.v[i];
 }
-template <typename A>
-__device__ __forceinline__ void multiply(Lanes<A>& x, A a) {
+template <typename A, int kCount>
+__device__ __forceinline__ void multiply(Lanes<A, kCount>& x, A a) {
   REF5D_UNROLL
-  for (int i = 0; i < kLanes<A>; ++i) x.v[i] *= a;
+  for (int i = 0; i < kCount; ++i) x.v[i] *= a;
 }
 #else
 #define REF5D_UNROLL_ON_GPU
 #define REF5D_UNROLL_PRODUCT _Pragma("GCC unroll 4")
-template <typename A>
+template <typename A, int kCount>
 struct LanesOf {
-  using type [[gnu::vector_size(kLaneBytes), gnu::may_alias]] = A;
+  using type [[gnu::vector_size(kCount * sizeof(A)), gnu::may_alias]] = A;
 };
-template <typename A>
-using Lanes = typename LanesOf<A>::type;
+template <typename A, int kCount>
+using Lanes = typename LanesOf<A, kCount>::type;
 template <typename V, typename A>
 __forceinline__ void multiply_add(V& sum, A a, const V& b) {
   sum += a * b;
@@ -66,13 +68,14 @@ __forceinline__ void multiply(V& x, A a) {
 // kRows x kColumns sums in registers.
 template <typename A, int kRows, int kColumns>
 struct MicroTile {
-  static constexpr int kVectors = kColumns / kLanes<A>;
-  static_assert(kVectors * kLanes<A> == kColumns);
-  Lanes<A> sum[kRows][kVectors];
+  static constexpr int kWidth = kColumns < kLanes<A> ? kColumns : kLanes<A>, kVectors = kColumns / kWidth;
+  static_assert(kVectors * kWidth == kColumns);
+  using Vector = Lanes<A, kWidth>;
+  Vector sum[kRows][kVectors];
 
   __device__ __forceinline__ void clear() {
     REF5D_UNROLL
-    for (int i = 0; i < kRows * kVectors; ++i) sum[i / kVectors][i % kVectors] = Lanes<A>{};
+    for (int i = 0; i < kRows * kVectors; ++i) sum[i / kVectors][i % kVectors] = Vector{};
   }
   __device__ __forceinline__ void scale_row(int r, A a) {
     REF5D_UNROLL
@@ -83,9 +86,9 @@ struct MicroTile {
   __device__ __forceinline__ void add_product(const A* __restrict__ a, const A* __restrict__ b) {
     REF5D_UNROLL_PRODUCT
     for (int x = 0; x < kCount; ++x) {
-      Lanes<A> bx[kVectors];
+      Vector bx[kVectors];
       REF5D_UNROLL
-      for (int c = 0; c < kVectors; ++c) bx[c] = *reinterpret_cast<const Lanes<A>*>(b + x * kStride + c * kLanes<A>);
+      for (int c = 0; c < kVectors; ++c) bx[c] = *reinterpret_cast<const Vector*>(b + x * kStride + c * kWidth);
       REF5D_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const A ax = a[r * kRowStride + x * kStep];
@@ -98,7 +101,7 @@ struct MicroTile {
     REF5D_UNROLL
     for (int i = 0; i < kRows * kVectors; ++i) {
       const int r = i / kVectors, c = i % kVectors;
-      *reinterpret_cast<Lanes<A>*>(to + r * stride + c * kLanes<A>) = sum[r][c];
+      *reinterpret_cast<Vector*>(to + r * stride + c * kWidth) = sum[r][c];
     }
   }
 };
@@ -111,16 +114,18 @@ inline constexpr int kRowPad = kOneThread ? 0 : kLanes<A>;
 constexpr int staying_tokens(std::size_t bytes) { return bytes <= 256 ? 64 : bytes == 512 ? 32 : bytes == 1024 ? 16 : 8; }
 constexpr int moving_tokens(std::size_t bytes) { return bytes <= 512 ? 32 : bytes == 1024 ? 16 : 8; }
 
-// Micro-tiles of scores, and of outputs with a head dim of D. A narrow head needs more rows to keep the multipliers busy.
-inline constexpr int kScoreRows = 4;
+// Micro-tiles of scores, and of outputs with a head dim of D. A narrow head needs more rows to keep the multipliers busy; with
+// AVX-512 there are 32 registers for them.
+inline constexpr bool kManyRegisters = kLaneBytes == 64;
+inline constexpr int kScoreRows = kManyRegisters ? 8 : 4;
 template <typename A>
-inline constexpr int kScoreColumns = 2 * kLanes<A>;
+inline constexpr int kScoreColumns = (kManyRegisters ? 1 : 2) * kLanes<A>;
 template <typename A>
 using ScoreTile = MicroTile<A, kScoreRows, kScoreColumns<A>>;
 template <typename A, int D>
 inline constexpr int kOutColumns = D < 2 * kLanes<A> ? D : 2 * kLanes<A>;
 template <typename A, int D>
-inline constexpr int kOutRows = (kOneThread && D < 2 * kLanes<A>) ? 8 : 4;
+inline constexpr int kOutRows = kManyRegisters || (kOneThread && D < 2 * kLanes<A>) ? 8 : 4;
 
 // A block's [kTokens, D] sums, spread over its threads.
 template <typename A, int kTokens, int D>
@@ -179,29 +184,49 @@ __device__ __forceinline__ void load_tile(A* __restrict__ to, const T* __restric
   for (int r = first_row; r < kRows; r += kDown) {
     const T* row = from + r * ld;
     A* out = to + r * kStride;
-    if (r < rows && columns == kColumns) {
+    if (r < rows && columns >= kColumns) {
       for (int c = first_column; c < kColumns; c += kAcross) out[c] = A(row[c]);
     } else {
       for (int c = first_column; c < kColumns; c += kAcross) out[c] = r < rows && c < columns ? A(row[c]) : A(0);
     }
   }
 }
-// The same transposed, into [kColumns, kRows], by groups of 8 rows: the CPU writes 8 neighbours at once, a GPU's warp reads 4
-// neighbours of each row.
+// The same transposed, into [kColumns, kRows]. A GPU's warp reads 4 neighbours of each of 8 rows. The CPU transposes square
+// blocks: interleaving the halves of a block moves the upper bit of each element's number to the lower end, and doing so for
+// each bit of a row's number swaps row and column. (Plain strided reads took a fifth of dq's time at head dim 32.)
 template <int kRows, int kColumns, typename A, typename T>
 __device__ __forceinline__ void load_transposed(A* __restrict__ to, const T* __restrict__ from, std::int64_t ld,
                                                 std::int64_t rows, std::int64_t columns) {
-  constexpr int kGroup = 8, kTogether = kOneThread ? kGroup : 1;
-  static_assert(kRows % kGroup == 0);
-  for (int t = static_cast<int>(threadIdx.x) * kTogether; t < kRows * kColumns; t += kAttentionThreads * kTogether) {
-    const int r = t / (kGroup * kColumns) * kGroup + t % kGroup, c = t / kGroup % kColumns;
-    const T* in = from + r * ld + c;
-    A* out = to + c * kRows + r;
-    if (c < columns && r + kTogether <= rows) {
-      REF5D_SIMD
-      for (int i = 0; i < kTogether; ++i) out[i] = A(in[i * ld]);
-    } else {
-      for (int i = 0; i < kTogether; ++i) out[i] = c < columns && r + i < rows ? A(in[i * ld]) : A(0);
+  if constexpr (kOneThread) {
+    constexpr int kSide = kColumns < kLanes<A> ? kColumns : kLanes<A>, kHalf = kSide * kSide / 2;
+    static_assert(kRows % kSide == 0 && kColumns % kSide == 0);
+    for (int r = 0; r < kRows; r += kSide) {
+      for (int c = 0; c < kColumns; c += kSide) {
+        alignas(kLaneBytes) A block[2][2 * kHalf];
+        int now = 0;
+        load_tile<kSide, kSide, kSide>(block[now], from + r * ld + c, ld, rows - r, columns - c);
+        REF5D_UNROLL
+        for (int bit = 1; bit < kSide; bit *= 2, now ^= 1) {
+          const A* halves = block[now];
+          A* mixed = block[now ^ 1];
+          REF5D_SIMD
+          for (int i = 0; i < kHalf; ++i) {
+            mixed[2 * i] = halves[i];
+            mixed[2 * i + 1] = halves[i + kHalf];
+          }
+        }
+        for (int i = 0; i < kSide; ++i) {
+          REF5D_SIMD
+          for (int x = 0; x < kSide; ++x) to[(c + i) * kRows + r + x] = block[now][i * kSide + x];
+        }
+      }
+    }
+  } else {
+    constexpr int kGroup = 8;
+    static_assert(kRows % kGroup == 0);
+    for (int t = static_cast<int>(threadIdx.x); t < kRows * kColumns; t += kAttentionThreads) {
+      const int r = t / (kGroup * kColumns) * kGroup + t % kGroup, c = t / kGroup % kColumns;
+      to[c * kRows + r] = r < rows && c < columns ? A(from[r * ld + c]) : A(0);
     }
   }
 }

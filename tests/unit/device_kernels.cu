@@ -49,6 +49,10 @@ __global__ void exponential_kernel(T* __restrict__ out, const T* __restrict__ x,
   for (std::int64_t i : grid_range(n)) out[i] = exp_of(x[i]);
 }
 
+__global__ void exponential_of_negative_kernel(float* __restrict__ out, const float* __restrict__ x, std::int64_t n) {
+  for (std::int64_t i : grid_range(n)) out[i] = exp_of_negative(x[i]);
+}
+
 __global__ void to_bf16_kernel(bf16* __restrict__ out, float* __restrict__ back, const float* __restrict__ x, std::int64_t n) {
   for (std::int64_t i : grid_range(n)) {
     out[i] = bf16(x[i]);
@@ -117,6 +121,11 @@ void exponential(Stream& stream, const Tensor& out, const Tensor& x) {
   } else {
     launch<exponential_kernel<double>>(stream, grid, block_size(256), out.data<double>(), x.data<double>(), x.numel());
   }
+}
+
+void exponential_of_negative(Stream& stream, const Tensor& out, const Tensor& x) {
+  launch<exponential_of_negative_kernel>(stream, grid_for(x.numel()), block_size(256), out.data<float>(), x.data<float>(),
+                                         x.numel());
 }
 
 void to_bf16(Stream& stream, const Tensor& out, const Tensor& back, const Tensor& x) {

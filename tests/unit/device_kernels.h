@@ -30,6 +30,8 @@ void reverse_in_shared(Stream& stream, const Tensor& out, const Tensor& x);
 
 // out = exp_of(x), fp32 or fp64.
 void exponential(Stream& stream, const Tensor& out, const Tensor& x);
+// out = exp_of_negative(x), fp32.
+void exponential_of_negative(Stream& stream, const Tensor& out, const Tensor& x);
 // out [n] bf16 = bf16(x [n] fp32); back [n] fp32 = float(out).
 void to_bf16(Stream& stream, const Tensor& out, const Tensor& back, const Tensor& x);
 // out [4] int32 = philox(key, counter).

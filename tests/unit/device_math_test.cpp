@@ -178,6 +178,26 @@ TEST(Exp, KnownValues) {
   EXPECT_TRUE(std::isnan(got.back()));
 }
 
+TEST(ExpOfNegative, IsExpWhereThatIsNormal) {
+  std::vector<float> x;
+  for (double v = -87.2; v <= 1; v += 0.00071) x.push_back(static_cast<float>(v));
+  const auto n = static_cast<std::int64_t>(x.size());
+  const Tensor out = poisoned({n}, Dtype::kFp32), expected = poisoned({n}, Dtype::kFp32);
+  testing::exponential_of_negative(stream(), out, floats(x));
+  testing::exponential(stream(), expected, floats(x));
+  EXPECT_EQ(contents<float>(out), contents<float>(expected));
+}
+
+TEST(ExpOfNegative, KnownValues) {
+  const std::vector<float> x = {0, -0.0f, -200, -1e30f, -std::numeric_limits<float>::infinity(), std::nanf("")};
+  const Tensor out = poisoned({static_cast<std::int64_t>(x.size())}, Dtype::kFp32);
+  testing::exponential_of_negative(stream(), out, floats(x));
+  const auto got = contents<float>(out);
+  const std::vector<float> expected = {1, 1, 0, 0, 0, 0};
+  for (std::size_t i = 0; i + 1 < x.size(); ++i) EXPECT_EQ(got[i], expected[i]) << "exp(" << x[i] << ")";
+  EXPECT_TRUE(std::isnan(got.back()));
+}
+
 TEST(Exp, InFp64) {
   std::vector<double> x = testing::random_values(1000, 1, 50.0);
   const Tensor out = poisoned({1000}, Dtype::kFp64);
