@@ -38,8 +38,9 @@ void recompute_experiment(const Options& given, Verdict& verdict) {
                   selective = run_with(options, data, Recompute::kSelective);
 
   for (const auto& [name, run] : {std::pair{"full", &full}, {"selective", &selective}}) {
+    const NamedValues losses{{"loss", run->values.losses}}, losses_of_none{{"loss", none.values.losses}};
     verdict.claim(make_claim(fmt::format("recompute {}: losses that differ from none by a bit", name), 0,
-                             static_cast<double>(run->values.losses != none.values.losses)));
+                             static_cast<double>(differing_elements(losses, losses_of_none))));
     verdict.claim(make_claim(fmt::format("recompute {}: gradient elements that differ from none by a bit", name), 0,
                              static_cast<double>(differing_elements(run->values.gradients, none.values.gradients))));
   }

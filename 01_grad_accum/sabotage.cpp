@@ -12,9 +12,27 @@ void prefer(const CommandLine& line, const char* flag, T& option, const T& value
   if (!line.given(flag)) option = value;
 }
 
-void accumulate(Options& o, const CommandLine& line) { prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4}); }
+// A mistake that cannot show is not run: it would look like one that nothing notices.
+void need(const Options& o, bool shows, const char* what) {
+  if (!shows) throw InputError("--sabotage " + o.sabotage + " does nothing without " + what);
+}
+
+void accumulate(Options& o, const CommandLine& line) {
+  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4});
+  need(o, o.grad_accum > 1, "several micro-batches; leave --grad-accum 1 out");
+}
 
 void several_steps(Options& o, const CommandLine& line) { prefer(line, "--steps", o.steps, std::int64_t{3}); }
+
+void carry_over(Options& o, const CommandLine& line) {
+  several_steps(o, line);
+  need(o, o.steps > 1, "a second step; leave --steps 1 out");
+}
+
+void with_decay(Options& o, const CommandLine& line) {
+  several_steps(o, line);
+  need(o, o.weight_decay > 0, "weight decay; leave --weight-decay 0 out");
+}
 
 // With one document per row, the row in which a document ends has fewer labels. Documents longer than a row fill others
 // completely, and micro-batches of full rows alone are all alike: so rows longer than most paragraphs, and eight of them a
@@ -30,9 +48,13 @@ void uneven_labels(Options& o, const CommandLine& line) {
 void with_dropout(Options& o, const CommandLine& line) {
   prefer(line, "--recompute", o.recompute, std::string("full"));
   if (!line.given("--dropout")) o.dropout = 0.1;
+  need(o, o.recompute == "full" && *o.dropout > 0, "dropout and full recomputation; leave --dropout and --recompute out");
 }
 
-void in_bf16(Options& o, const CommandLine& line) { prefer(line, "--dtype", o.dtype, Dtype::kBf16); }
+void in_bf16(Options& o, const CommandLine& line) {
+  prefer(line, "--dtype", o.dtype, Dtype::kBf16);
+  need(o, o.dtype == Dtype::kBf16, "bf16; leave --dtype out");
+}
 
 void many_bf16_micro_batches(Options& o, const CommandLine& line) {
   in_bf16(o, line);
@@ -60,7 +82,7 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions& t) { t.faults.mean_of_means = true; }},
       {"no-division", "divides by a micro-batch's labels and forgets the number of micro-batches; Adam hides it (P01)",
        accumulate, [](TrainerOptions& t) { t.faults.mean_per_micro_batch = true; }},
-      {"keep-gradients", "does not zero the gradients between steps", several_steps,
+      {"keep-gradients", "does not zero the gradients between steps", carry_over,
        [](TrainerOptions& t) { t.faults.keep_gradients = true; }},
       {"redraw-dropout", "recomputation draws another dropout mask than the forward pass (P27)", with_dropout,
        [](TrainerOptions& t) { t.redraw_dropout = 1; }},
@@ -68,7 +90,7 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions& t) { t.storage.fp32_gradient_sum = false; }},
       {"no-master", "rebuilds the master from the bf16 weight before each update: small steps are lost (P14)",
        small_bf16_updates, [](TrainerOptions& t) { t.optimizer.keep_master = false; }},
-      {"decay-norms", "applies weight decay to norms and biases too (P15)", several_steps,
+      {"decay-norms", "applies weight decay to norms and biases too (P15)", with_decay,
        [](TrainerOptions& t) { t.optimizer.decay_all = true; }},
       {"epsilon-inside-root", "adds Adam's epsilon under the square root (P16)", large_epsilon,
        [](TrainerOptions& t) { t.optimizer.adamw.epsilon = AdamwOptions::Epsilon::kInsideRoot; }},

@@ -15,7 +15,7 @@ constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
 
 void add_model_flags(CommandLine& line, Options& o) {
   line.group("Model (a preset, and what overrides its fields)");
-  line.add_option("--model", o.model, "preset: tiny, tiny-gpt2, gpt2-124m, llama-1b, ...", "NAME");
+  line.add_option("--model", o.model, "preset: tiny, tiny-gpt2, llama-1b, ...; a name that is none of them lists all", "NAME");
   line.add_option("--layers", o.layers, "L, decoder layers", {1, kMaxLayers});
   line.add_option("--hidden", o.hidden, "H, width of the residual stream", kSize);
   line.add_option("--heads", o.heads, "N, query heads", kSize);

@@ -47,7 +47,8 @@ void check_save_folder(const std::string& path) {
 bool replaces(const std::string& output, const std::string& input) {
   std::error_code error;
   if (output.empty() || input.empty() || fs::is_other(output, error)) return false;
-  const fs::path to = fs::weakly_canonical(output, error), from = fs::weakly_canonical(input, error);
+  const auto where = [&](const std::string& path) { return fs::weakly_canonical(fs::absolute(path, error), error); };
+  const fs::path to = where(output), from = where(input);
   const auto [end_of_from, unused] = std::mismatch(from.begin(), from.end(), to.begin(), to.end());
   return !from.empty() && end_of_from == from.end();
 }

@@ -4,6 +4,7 @@
 #include "common/device/math.h"
 #include "common/kernels/attention_kernels.h"
 #include "common/kernels/attention_tiles.h"
+#include "common/kernels/attention_visible.h"
 #include "common/kernels/dispatch.h"
 
 namespace ref5d {
@@ -15,7 +16,7 @@ struct BackwardKvTile {
   static constexpr int kQueries = moving_tokens(D * sizeof(A)), kKeys = staying_tokens(D * sizeof(A)), kRow = D + kRowPad<A>;
   alignas(kLaneBytes) A k[D * kKeys];           // [D, keys]
   alignas(kLaneBytes) A v[D * kKeys];           // [D, keys]
-  alignas(kLaneBytes) A q[kQueries * kRow];     // [queries, D]
+  alignas(kLaneBytes) A q[kQueries * kRow];     // scale * q [queries, D]
   alignas(kLaneBytes) A dout[kQueries * kRow];  // [queries, D]
   alignas(kLaneBytes) A p[kQueries * kKeys];
   alignas(kLaneBytes) A ds[kQueries * kKeys];
@@ -23,9 +24,9 @@ struct BackwardKvTile {
   std::int32_t q_order[kQueries], q_start[kQueries], k_order[kKeys];
 };
 
-// p = exp(scale * q k^T - lse), 0 where the query does not see the key; ds = p * (dout v^T - delta).
+// p = exp(q k^T - lse), 0 where the query does not see the key; ds = p * (dout v^T - delta).
 template <typename A, int D, typename Tile, typename Visible>
-__device__ __forceinline__ void compute_p_and_ds(Tile& tile, const Visible& visible, A scale) {
+__device__ __forceinline__ void compute_p_and_ds(Tile& tile, const Visible& visible) {
   constexpr int kColumns = kScoreColumns<A>, kAcross = Tile::kKeys / kColumns, kCount = Tile::kQueries / kScoreRows * kAcross;
   for (int t = static_cast<int>(threadIdx.x); t < kCount; t += kAttentionThreads) {
     const int query = t / kAcross * kScoreRows, key = t % kAcross * kColumns;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void compute_p_and_ds(Tile& tile, const Visible& visi
       const std::int32_t order = tile.q_order[query + r], start = tile.q_start[query + r];
       REF5D_SIMD
       for (int c = 0; c < kColumns; ++c) {
-        const A e = exp_of_negative(scale * p[c] - lse);
+        const A e = exp_of_negative(p[c] - lse);
         p[c] = all || sees(order, start, tile.k_order[key + c]) ? e : A(0);
         ds[c] = p[c] * (ds[c] - delta);
       }
@@ -85,14 +86,15 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const std::int64_t q_token = b * args.q_len + q_begin, queries = args.q_len - q_begin;
     for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       const std::int64_t q_column = head * args.head_dim, statistics = (b * args.heads + head) * args.q_len + q_begin;
-      load_tile<kQueries, D, kRow>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim);
+      load_tile<kQueries, D, kRow>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim,
+                                   A(args.scale));
       load_tile<kQueries, D, kRow>(tile.dout, dout + q_token * args.o_ld + q_column, args.o_ld, queries, args.head_dim);
       load_values<kQueries>(tile.q_order, args.q_order + q_token, queries, kNoQuery);
       load_values<kQueries>(tile.q_start, args.q_start + q_token, queries, kNoQuery);
       load_lse<kQueries>(tile.lse, lse + statistics, queries);
       load_values<kQueries>(tile.delta, delta + statistics, queries, A(0));
       __syncthreads();
-      compute_p_and_ds<A, D>(tile, visible, A(args.scale));
+      compute_p_and_ds<A, D>(tile, visible);
       __syncthreads();
       const auto add = [&](Out& sums, const A* weights, const A* rows) {  // sums += weights^T rows
         sums.for_each([&](auto& sum, int key, int column) {
@@ -110,9 +112,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
     }
   }
   const auto one = [](int) { return A(1); };
-  const auto scale = [&](int) { return A(args.scale); };
   dv_sums.store(dv + k_token * dv_ld + k_column, dv_ld, keys, args.head_dim, accumulate, one);
-  dk_sums.store(dk + k_token * dk_ld + k_column, dk_ld, keys, args.head_dim, accumulate, scale);
+  dk_sums.store(dk + k_token * dk_ld + k_column, dk_ld, keys, args.head_dim, accumulate, one);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "common/device/math.h"
 #include "common/kernels/attention_kernels.h"
 #include "common/kernels/attention_tiles.h"
+#include "common/kernels/attention_visible.h"
 #include "common/kernels/dispatch.h"
 
 namespace ref5d {
@@ -12,7 +13,7 @@ namespace {
 template <typename A, int D>
 struct BackwardQTile {
   static constexpr int kQueries = staying_tokens(D * sizeof(A)), kKeys = moving_tokens(D * sizeof(A)), kRow = D + kRowPad<A>;
-  alignas(kLaneBytes) A q[D * kQueries];     // [D, queries]
+  alignas(kLaneBytes) A q[D * kQueries];     // scale * q [D, queries]
   alignas(kLaneBytes) A dout[D * kQueries];  // [D, queries]
   alignas(kLaneBytes) A k[kKeys * kRow];     // [keys, D]
   alignas(kLaneBytes) A v[kKeys * kRow];     // [keys, D]
@@ -21,9 +22,9 @@ struct BackwardQTile {
   std::int32_t q_order[kQueries], q_start[kQueries], k_order[kKeys];
 };
 
-// ds = p * (dout v^T - delta) with p = exp(scale * q k^T - lse), 0 where the query does not see the key.
+// ds = p * (dout v^T - delta) with p = exp(q k^T - lse), 0 where the query does not see the key.
 template <typename A, int D, typename Tile, typename Visible>
-__device__ __forceinline__ void compute_ds(Tile& tile, const Visible& visible, A scale) {
+__device__ __forceinline__ void compute_ds(Tile& tile, const Visible& visible) {
   constexpr int kColumns = kScoreColumns<A>, kAcross = Tile::kQueries / kColumns, kCount = Tile::kKeys / kScoreRows * kAcross;
   for (int t = static_cast<int>(threadIdx.x); t < kCount; t += kAttentionThreads) {
     const int key = t / kAcross * kScoreRows, query = t % kAcross * kColumns;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void compute_ds(Tile& tile, const Visible& visible, A
       A* ds = tile.ds + (key + r) * Tile::kQueries + query;
       REF5D_SIMD
       for (int c = 0; c < kColumns; ++c) {
-        const A e = exp_of_negative(scale * s[r * kColumns + c] - lse[c]) * (dp[r * kColumns + c] - delta[c]);
+        const A e = exp_of_negative(s[r * kColumns + c] - lse[c]) * (dp[r * kColumns + c] - delta[c]);
         ds[c] = all || sees(q_order[c], q_start[c], order) ? e : A(0);
       }
     }
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
   const std::int32_t* k_runs = args.k_runs + b * token_runs(args.k_len) * 2;
 
-  load_transposed<kQueries, D>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim);
+  load_transposed<kQueries, D>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim, A(args.scale));
   load_transposed<kQueries, D>(tile.dout, dout + q_token * args.o_ld + q_column, args.o_ld, queries, args.head_dim);
   load_values<kQueries>(tile.q_order, args.q_order + q_token, queries, kNoQuery);
   load_values<kQueries>(tile.q_start, args.q_start + q_token, queries, kNoQuery);
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     load_tile<kKeys, D, kRow>(tile.v, v + k_token * args.v_ld + k_column, args.v_ld, keys, args.head_dim);
     load_values<kKeys>(tile.k_order, args.k_order + k_token, keys, kNoKey);
     __syncthreads();
-    compute_ds<A, D>(tile, visible, A(args.scale));
+    compute_ds<A, D>(tile, visible);
     __syncthreads();
     sums.for_each([&](auto& sum, int query, int column) {
       auto t = sum;

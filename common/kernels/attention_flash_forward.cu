@@ -3,20 +3,23 @@
 #include "common/device/math.h"
 #include "common/kernels/attention_kernels.h"
 #include "common/kernels/attention_tiles.h"
+#include "common/kernels/attention_visible.h"
 #include "common/kernels/dispatch.h"
 
 namespace ref5d {
 namespace {
 
 // Tile sizes and the shared memory they take. Scores are held transposed, [keys, queries]: the queries, which stay, are
-// transposed once, the keys and values, which change, never; and a softmax over keys runs down columns, side by side.
+// transposed once, the keys and values, which change, never; and a softmax over keys runs down columns, side by side. The
+// scale is applied to q as it is loaded, here and in backward, so that both round every score alike: backward's exp(score -
+// lse) is then at most 1, however large the scores.
 template <typename A, int D>
 struct ForwardTile {
   static constexpr int kRowBytes = D * static_cast<int>(sizeof(A));
   static constexpr int kQueries = kRowBytes <= 512 ? 64 : kRowBytes == 1024 ? 32 : 16;
   static constexpr int kKeys = kRowBytes <= 256 ? 64 : kRowBytes == 512 ? 256 / sizeof(A) : kRowBytes == 1024 ? 32 : 16;
   static constexpr int kRow = D + kRowPad<A>;
-  alignas(kLaneBytes) A q[D * kQueries];      // [D, queries]
+  alignas(kLaneBytes) A q[D * kQueries];      // scale * q [D, queries]
   alignas(kLaneBytes) A kv[kKeys * kRow];     // keys [keys, D], then values in their place
   alignas(kLaneBytes) A s[kKeys * kQueries];  // scores, then exponentials [keys, queries]
   A top[kQueries];                            // the greatest score so far
@@ -28,9 +31,9 @@ struct ForwardTile {
 // Columns that a thread takes together in the softmax: on the CPU a run, so that the loops vectorise.
 inline constexpr int kStrip = kOneThread ? static_cast<int>(kTokenRun) : 1;
 
-// scores = scale * k q^T, -inf where the query does not see the key. Pairs of runs without a visible pair are left out.
+// scores = k q^T, -inf where the query does not see the key. Pairs of runs without a visible pair are left out.
 template <typename A, int D, typename Tile, typename Visible>
-__device__ __forceinline__ void compute_scores(Tile& tile, const Visible& visible, A scale) {
+__device__ __forceinline__ void compute_scores(Tile& tile, const Visible& visible) {
   constexpr int kAcross = Tile::kQueries / kScoreColumns<A>, kCount = Tile::kKeys / kScoreRows * kAcross;
   for (int t = static_cast<int>(threadIdx.x); t < kCount; t += kAttentionThreads) {
     const int key = t / kAcross * kScoreRows, query = t % kAcross * kScoreColumns<A>;
@@ -38,8 +41,6 @@ __device__ __forceinline__ void compute_scores(Tile& tile, const Visible& visibl
     ScoreTile<A> scores;
     scores.clear();
     scores.template add_product<D, Tile::kRow, 1, Tile::kQueries>(tile.kv + key * Tile::kRow, tile.q + query);
-    REF5D_UNROLL
-    for (int r = 0; r < kScoreRows; ++r) scores.scale_row(r, scale);
     A* s = tile.s + key * Tile::kQueries + query;
     scores.store(s, Tile::kQueries);
     if (visible.all(query, key)) continue;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
   const std::int32_t* k_runs = args.k_runs + b * token_runs(args.k_len) * 2;
 
-  load_transposed<kQueries, D>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim);
+  load_transposed<kQueries, D>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim, A(args.scale));
   load_values<kQueries>(tile.q_order, args.q_order + q_token, queries, kNoQuery);
   load_values<kQueries>(tile.q_start, args.q_start + q_token, queries, kNoQuery);
   // Only the thread that owns a query touches its top and its sum.
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     load_tile<kKeys, D, kRow>(tile.kv, k + k_token * args.k_ld + k_column, args.k_ld, keys, args.head_dim);
     load_values<kKeys>(tile.k_order, args.k_order + k_token, keys, kNoKey);
     __syncthreads();
-    compute_scores<A, D>(tile, visible, A(args.scale));
+    compute_scores<A, D>(tile, visible);
     __syncthreads();
     load_tile<kKeys, D, kRow>(tile.kv, v + k_token * args.v_ld + k_column, args.v_ld, keys, args.head_dim);
     exponentiate<A>(tile, visible);

@@ -47,13 +47,15 @@ double product_rate(const GptConfig& c, std::int64_t tokens, Dtype dtype, const 
         fill_normal(s, t, {0, 0, k}, 1, 1, 0, 1);
         return t;
       };
+      // Results go to arrays of their own: fed back, they would grow without bound.
       const Tensor x = make(tokens, z.in), y = make(tokens, z.out), w = make(z.out, z.in);
+      const Tensor dx = make(tokens, z.in), out = make(tokens, z.out), dw = make(z.out, z.in);
       s.synchronize();
       const auto begin = std::chrono::steady_clock::now();
       for (std::int64_t i = 0; i < z.count; ++i) {
-        multiply(Transpose::kNo, Transpose::kYes, x, w, y);
-        multiply(Transpose::kNo, Transpose::kNo, y, w, x);
-        multiply(Transpose::kYes, Transpose::kNo, y, x, w);
+        multiply(Transpose::kNo, Transpose::kYes, x, w, out);
+        multiply(Transpose::kNo, Transpose::kNo, y, w, dx);
+        multiply(Transpose::kYes, Transpose::kNo, y, x, dw);
       }
       s.synchronize();
       ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -151,9 +153,9 @@ int main(int argc, char** argv) {
     if (!options.json.empty()) report.write_json(options.json);
 
     print_time_by_kernel(kProfiled);
-    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {} thread{} on {}\n", model.parameter_count(),
-               options.micro_batch * options.grad_accum, model.seq, dtype_name(options.dtype), threads, threads == 1 ? "" : "s",
-               Device::description());
+    const std::string with = Device::mode() == "cuda" ? "" : fmt::format("{} thread{} on ", threads, threads == 1 ? "" : "s");
+    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {}{}\n", model.parameter_count(),
+               options.micro_batch * options.grad_accum, model.seq, dtype_name(options.dtype), with, Device::description());
     fmt::print("step                       {:>10.1f} ms (median of {})\n", ms, options.steps);
     fmt::print("tokens/s                   {:>10.0f}\n", report.timing["tokens_per_s"]);
     fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear / 1e9,

@@ -28,6 +28,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
   if (options.cut) options.cut(gpt_);
   gpt_.materialise(options.storage, stream_);
   if (!options.load.empty()) load_weights(gpt_, options.load, stream_);
+  if (options.shard) options.shard(gpt_);
   optimizer_ = std::make_unique<Optimizer>(gpt_.parameters(), options.optimizer, stream_);
   context_.dtype = options.storage.dtype;
   context_.gemm = options.gemm;
@@ -49,6 +50,11 @@ void Trainer::accumulate() {
   for (const Tensor& sum : {context_.loss_sum, context_.aux_loss_sum}) fill_zero(stream_, sum.raw(), sum.bytes());
   if (options_.accumulate) return options_.accumulate(gpt_, context_, loader_, batch_);
   accumulate_gradients(gpt_, context_, loader_, batch_, options_.micro_batch, options_.faults);
+}
+
+void Trainer::update() {
+  optimizer_->step(stream_);
+  if (options_.after_update) options_.after_update(gpt_, context_);
 }
 
 StepResult Trainer::step() {
@@ -103,6 +109,7 @@ std::int64_t RunRecord::peak(MemoryCategory category) const {
 RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared,
                      const std::function<void(std::int64_t, const StepResult&)>& on_step) {
   RunRecord record;
+  const bool first_steps = trainer.steps_taken() == 0;
   if (compared > 0) record.values.initial = trainer.weights();
   device().memory().reset_peaks();
   for (std::int64_t s = 0; s < steps; ++s) {
@@ -119,7 +126,7 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
   }
   const OptimizerOptions& o = trainer.options().optimizer;
   const double norm = record.steps.empty() ? 0 : record.steps.front().grad_norm;
-  record.values.epsilon = o.adamw.eps * (o.clip > 0 && norm > o.clip ? norm / o.clip : 1);
+  record.values.epsilon = first_steps ? o.adamw.eps * (o.clip > 0 && norm > o.clip ? norm / o.clip : 1) : 0;
   for (int c = 0; c < kMemoryCategories; ++c) {
     const auto category = static_cast<MemoryCategory>(c);
     record.peak_bytes.emplace_back(category, device().memory().peak(category));

@@ -31,9 +31,13 @@ struct TrainerOptions {
   // What a layout over several ranks brings along; all empty on one device.
   // Called once the model is built and before it has storage: changes placements and swaps parts.
   std::function<void(Gpt&)> cut;
+  // Called once the parameters have their weights and before the optimizer makes its state: gives up what other ranks hold.
+  std::function<void(Gpt&)> shard;
   // Stands in for accumulate_gradients: leaves the final gradients in the parameters and the loss in ctx.loss_sum. It is given
   // the whole global batch, and keeps the number of its valid labels whatever share of the rows it takes.
   std::function<void(Gpt&, Context& ctx, Loader&, const GlobalBatch&)> accumulate;
+  // Called after each optimizer step, with the new weights in place: hands them round.
+  std::function<void(Gpt&, Context& ctx)> after_update;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;
 };
@@ -54,7 +58,7 @@ class Trainer {
 
   // The two halves of it, for whoever wants to look in between.
   void accumulate();
-  void update() { optimizer_->step(stream_); }
+  void update();
 
   [[nodiscard]] const TrainerOptions& options() const { return options_; }
   [[nodiscard]] Gpt& gpt() { return gpt_; }

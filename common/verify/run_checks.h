@@ -13,7 +13,9 @@ namespace ref5d {
 struct RunValues {
   std::vector<double> losses, grad_norms;         // of each step
   NamedValues initial, gradients, final_weights;  // gradients: of the first step, before clipping
-  double epsilon = 1e-8;                          // AdamW's, over the first step's clip factor: what it is beside `gradients`
+  // AdamW's epsilon over the first step's clip factor: what it is beside `gradients`. 0 where that step was not AdamW's first
+  // (a run that was resumed), so that the update does not follow from it.
+  double epsilon = 1e-8;
 };
 
 // Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to
@@ -31,8 +33,8 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
 // The errors of what training did to each parameter, as check_run compares it: of 99% of the elements that `own` knows.
 [[nodiscard]] std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own);
 
-// How far `own` is from `truth` in the worst of what has a yardstick beyond the first step: the updates of all parameters
-// together, a loss, a gradient norm. Above kMostYardstickError three times it exceeds kMostTolerance, and right runs may fail.
+// The worst yardstick of what depends on more than the first step's gradients: an update, a later loss or gradient norm. Above
+// kMostYardstickError, three times it would exceed kMostTolerance: such a check says little, and right runs may fail it.
 inline constexpr double kMostYardstickError = kMostTolerance / 3;
 [[nodiscard]] double yardstick_error(const RunValues& own, const RunValues& truth);
 

@@ -66,8 +66,10 @@ NamedValues below(const NamedValues& all, const std::string& prefix) {
   return some;
 }
 
-RunValues run_values(const NamedValues& dump) {
-  return {dump.at("step_loss"), dump.at("grad_norm"), below(dump, "init/"), below(dump, "grad/"), below(dump, "final/")};
+RunValues run_values(const NamedValues& dump, const OptimizerOptions& optimizer) {
+  RunValues run{dump.at("step_loss"), dump.at("grad_norm"), below(dump, "init/"), below(dump, "grad/"), below(dump, "final/")};
+  run.epsilon = optimizer.adamw.eps * std::max(1.0, optimizer.clip > 0 ? run.grad_norms[0] / optimizer.clip : 0);
+  return run;
 }
 
 }  // namespace
@@ -131,8 +133,9 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype) {
     verdict.add_set(prefix, errors, yardstick_tolerances(dtype, own_errors));
     verdict.add_set(fmt::format("{} of the whole batch", prefix), own_errors, own_quality);
   }
-  const RunValues exact = run_values(truth), whole = fp64 ? RunValues{} : run_values(own);
-  check_run(verdict, dtype, run_values(run), exact, fp64 ? nullptr : &whole);
+  const RunValues exact = run_values(truth, golden.optimizer);
+  const RunValues whole = fp64 ? RunValues{} : run_values(own, golden.optimizer);
+  check_run(verdict, dtype, run_values(run, golden.optimizer), exact, fp64 ? nullptr : &whole);
   if (!fp64) {
     // The yardstick itself must be of its dtype's quality, or it would excuse anything.
     verdict.add_set("gradients of the whole batch", compare_sets(whole.gradients, exact.gradients, CompareKind::kGradient),

@@ -41,6 +41,16 @@ TEST(BadUsage, FlagsThatBenchWouldIgnore) {
   }
 }
 
+TEST(BadUsage, SabotageThatCannotShow) {
+  expect_refused("--sabotage no-division --grad-accum 1", {"no-division", "micro-batches"});
+  expect_refused("--sabotage keep-gradients --steps 1", {"keep-gradients", "second step"});
+  expect_refused("--sabotage redraw-dropout --dropout 0", {"redraw-dropout", "dropout"});
+  expect_refused("--sabotage redraw-dropout --recompute selective", {"redraw-dropout", "full"});
+  expect_refused("--sabotage decay-norms --weight-decay 0", {"decay-norms", "weight decay"});
+  expect_refused("--sabotage accumulate-in-bf16 --dtype fp64", {"accumulate-in-bf16", "bf16"});
+  expect_refused("--sabotage no-master --dtype fp32", {"no-master", "bf16"});
+}
+
 TEST(BadUsage, SabotageWithoutChecks) {
   expect_one_error(run_tiny("--sabotage no-division --no-verify"), 2, {"--sabotage", "--no-verify"});
 }

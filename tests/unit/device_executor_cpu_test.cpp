@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -263,6 +264,28 @@ TEST(Executor, AStreamThatEndsRunsItsWorkEvenAfterAnError) {
   EXPECT_EQ(runs, 1);
   EXPECT_THROW(device().synchronize(), RunError) << "the destructor could not say it";
   EXPECT_NO_THROW(device().synchronize());  // nothing is left over
+}
+
+std::int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return resident * 4096;
+}
+
+TEST(Executor, AStreamThatGoesGivesItsMemoryBack) {
+  constexpr std::size_t kBytes = 64 << 20;
+  const std::int64_t before = resident_bytes();
+  Buffer outlives;
+  for (int i = 0; i < 10; ++i) {
+    Stream stream("test");
+    const Buffer freed(kBytes, MemoryCategory::kWorkspace, stream);
+    fill_zero(stream, freed.data(), kBytes);
+    outlives = Buffer(kBytes, MemoryCategory::kWorkspace, stream);
+    fill_zero(stream, outlives.data(), kBytes);
+    stream.synchronize();
+  }
+  EXPECT_LT(resident_bytes() - before, static_cast<std::int64_t>(3 * kBytes));
 }
 
 TEST(Executor, ProfilesCommunicationFromStartToEnd) {

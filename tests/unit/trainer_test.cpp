@@ -59,6 +59,28 @@ class Trainers : public ::testing::Test {
   const Dataset data_ = small_data(small_model());
 };
 
+// shard sees weights and no optimizer state; after_update sees the step's new weights.
+TEST_F(Trainers, ShardAndAfterUpdateComeInTheirPlaces) {
+  TrainerOptions o = small_options();
+  int sharded = 0;
+  std::vector<double> seen;
+  const auto first_weight = [](Gpt& gpt) { return gpt.parameters()[0]->weight.to_doubles(device().compute())[0]; };
+  const std::int64_t state_before = device().memory().current(MemoryCategory::kOptimizer);
+  o.shard = [&](Gpt& gpt) {
+    ++sharded;
+    seen.push_back(first_weight(gpt));
+    EXPECT_EQ(device().memory().current(MemoryCategory::kOptimizer), state_before);
+  };
+  o.after_update = [&](Gpt& gpt, Context&) { seen.push_back(first_weight(gpt)); };
+  Trainer trainer(o, data_);
+  for (int s = 0; s < 2; ++s) (void)trainer.step();
+  EXPECT_EQ(sharded, 1);
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_NE(seen[0], seen[1]);
+  EXPECT_NE(seen[1], seen[2]);
+  EXPECT_EQ(seen[2], first_weight(trainer.gpt()));
+}
+
 // A rank's half of every MLP, cut as tensor parallelism cuts it: up and gate by rows, down by columns.
 std::function<void(Gpt&)> half_of_each_mlp(std::int64_t rank) {
   return [rank](Gpt& gpt) {

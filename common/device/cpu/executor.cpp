@@ -235,6 +235,7 @@ Stream::~Stream() {
       if (cpu::executor().pending() == before) break;
     }
   }
+  if (impl_->entries.empty()) cpu::free_pool(*this);
   cpu::executor().remove(impl_.get());
 }
 

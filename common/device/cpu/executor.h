@@ -30,6 +30,9 @@ void make_progress();
 // at each step.
 void set_order_seed(std::uint64_t seed);
 
+// Gives the memory of a stream that is going back to the host. Its work must be done.
+void free_pool(const Stream& stream);
+
 // Threads that a kernel's blocks are spread over.
 [[nodiscard]] int kernel_threads();
 void set_kernel_threads(int n);

@@ -35,14 +35,16 @@ std::map<const Stream*, Pool>& pools() {
   return *kPools;
 }
 
+void free_blocks(Pool& pool) {
+  for (auto& [size, blocks] : pool) {
+    for (std::byte* b : blocks) std::free(b);
+  }
+  pool.clear();
+}
+
 void release_all() {
   device().synchronize();
-  for (auto& [stream, pool] : pools()) {
-    for (auto& [size, blocks] : pool) {
-      for (std::byte* b : blocks) std::free(b);
-    }
-    pool.clear();
-  }
+  for (auto& [stream, pool] : pools()) free_blocks(pool);
 }
 
 std::byte* fresh(std::size_t size) {
@@ -54,6 +56,13 @@ std::byte* fresh(std::size_t size) {
 }
 
 }  // namespace
+
+void cpu::free_pool(const Stream& stream) {
+  const auto pool = pools().find(&stream);
+  if (pool == pools().end()) return;
+  free_blocks(pool->second);
+  pools().erase(pool);
+}
 
 namespace backend {
 
@@ -76,7 +85,9 @@ std::byte* allocate(std::size_t bytes, Stream& stream) {
 }
 
 void release(std::byte* data, std::size_t bytes, Stream& stream) noexcept {
-  pools()[&stream][size_class(bytes)].push_back(data);
+  const auto pool = pools().find(&stream);
+  if (pool == pools().end()) return std::free(data);  // the stream is gone, and its work is done
+  pool->second[size_class(bytes)].push_back(data);
 }
 
 }  // namespace backend

@@ -17,6 +17,8 @@ void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   std::string message = std::string("CUDA error in ") + what + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) message += "; use a smaller model or micro-batch, or --recompute full";
+  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver)
+    message += "; this host has no GPU that the program can use: build with MODE=cpu";
   if (status == cudaErrorNoKernelImageForDevice) message += "; build with CUDA_ARCHS naming this GPU's architecture";
   throw RunError(message);
 }

@@ -25,9 +25,9 @@ inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 template <typename T>
 inline constexpr int kTileColumns = 2 * kLanes<T>;
 
-// K is summed in blocks of at most this. A block of one tile's B (in fp32 16 KB with AVX2, 64 KB with AVX-512) stays in the
-// first-level cache, or streams from the second, which wider vectors leave time for; C is taken up the more seldom.
-inline constexpr std::int64_t kDepth = 8 * kVectorBytes;
+// K is summed in blocks of at most this: a block of one tile's B (16 KB in fp32 with AVX2) stays in the first-level cache, or
+// streams from the second (32 KB with AVX-512). The same for both, so that they round alike.
+inline constexpr std::int64_t kDepth = 256;
 
 template <typename T>
 struct Vector {
