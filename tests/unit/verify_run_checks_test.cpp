@@ -198,14 +198,11 @@ TEST(Baselines, TakeAsManyStepsAsTheYardstickLasts) {
 
 // What check_run would allow counts, not the error of all tensors together.
 TEST(Baselines, TheWorstTensorDecides) {
-  RunValues truth = values(0, 0), own = truth;
-  for (std::size_t i = 0; i < truth.final_weights["a"].size(); ++i) {
-    const double start = truth.initial["a"][i], update = truth.final_weights["a"][i] - start;
-    own.final_weights["a"][i] = truth.final_weights["a"][i] = start + 5 * update;
-  }
+  const RunValues truth = values(0, 0);
+  RunValues own = truth;
   for (std::size_t i = 0; i < own.final_weights["b"].size(); ++i)
-    own.final_weights["b"][i] += 0.3 * (truth.final_weights["b"][i] - truth.initial["b"][i]);
-  EXPECT_NEAR(yardstick_error(own, truth), 0.3, 0.02);
+    own.final_weights["b"][i] += 0.2 * (truth.final_weights.at("b")[i] - truth.initial.at("b")[i]);
+  EXPECT_NEAR(yardstick_error(own, truth), 0.2, 0.02) << "of both together it is 0.14";
   EXPECT_GT(yardstick_error(own, truth), kMostYardstickError);
 }
 
