@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "common/device/launch.h"
 #include "common/kernels/dispatch.h"
 #include "common/kernels/layernorm.h"
@@ -21,7 +23,7 @@ __global__ void layernorm_forward_kernel(T* __restrict__ y, Acc<T>* __restrict__
   A squares = 0;
   REF5D_SIMD_SUM(squares)
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) squares += (A(xr[i]) - m) * (A(xr[i]) - m);
-  const A r = A(1) / sqrt(block_sum(squares) / A(columns) + eps);
+  const A r = A(1) / std::sqrt(block_sum(squares) / A(columns) + eps);
   if (threadIdx.x == 0) {
     mean[row] = m;
     rstd[row] = r;

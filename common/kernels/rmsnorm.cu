@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "common/device/launch.h"
 #include "common/kernels/counted.h"
 #include "common/kernels/dispatch.h"
@@ -17,7 +19,7 @@ __global__ void rmsnorm_forward_kernel(T* __restrict__ y, Acc<T>* __restrict__ r
   A sum = 0;
   REF5D_SIMD_SUM(sum)
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) sum += A(xr[i]) * A(xr[i]);
-  const A r = A(1) / sqrt(block_sum(sum) / A(columns) + eps);
+  const A r = A(1) / std::sqrt(block_sum(sum) / A(columns) + eps);
   if (threadIdx.x == 0) rstd[row] = r;
   T* yr = y + row * columns;
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) yr[i] = T(A(xr[i]) * r * A(w[i]));

@@ -1,4 +1,6 @@
 // RMSNorm as an unfused framework computes it: every step is a kernel, and every intermediate goes through memory.
+#include <cmath>
+
 #include "common/device/launch.h"
 #include "common/kernels/counted.h"
 #include "common/kernels/dispatch.h"
@@ -20,7 +22,7 @@ __global__ void row_rsqrt_mean_kernel(Acc<T>* __restrict__ rstd, const T* __rest
   A sum = 0;
   REF5D_SIMD_SUM(sum)
   for (std::int64_t i = threadIdx.x; i < columns; i += blockDim.x) sum += A(row[i]);
-  const A r = A(1) / sqrt(block_sum(sum) / A(columns) + eps);
+  const A r = A(1) / std::sqrt(block_sum(sum) / A(columns) + eps);
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
