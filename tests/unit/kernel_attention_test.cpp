@@ -192,6 +192,19 @@ TEST(Attention, P32_HugeLogits) {
       }
 }
 
+// Backward computes the scores again, with a scale that is no power of two: had it rounded them otherwise than forward, p would
+// be exp(an ulp of 10^4) and not 1.
+TEST(Attention, BackwardRoundsHugeLogitsAsForwardDid) {
+  for (auto kind : {AttentionKind::kFlash, AttentionKind::kNaive}) {
+    AttentionCase c = make_case(Layout::kCausal, 1, 100, 100, 2, 1, 20);
+    for (auto* values : {&c.q, &c.k})
+      for (double& x : *values) x *= 100;
+    c = c.in(Dtype::kFp32);
+    const AttentionResult expected = reference_attention(c), r = run_attention(c, {Dtype::kFp32, kind});
+    EXPECT_LT(relative_error(r.dv, expected.dv), 1e-5);
+  }
+}
+
 TEST(Attention, FlashNeedsNoMemoryForScores) {
   const AttentionCase c = make_case(Layout::kCausal, 2, 64, 64, 4, 2, 8);
   MemoryLedger& memory = device().memory();
