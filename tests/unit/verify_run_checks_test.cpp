@@ -164,6 +164,18 @@ TEST(RunChecks, ABrokenRunFailsEverywhere) {
   EXPECT_EQ(names, (Names{"loss/step 1", "loss/step 2", "loss/step 3", "gradients/a", "gradients/b"}));
 }
 
+// The candidate's gradient came out as zero. That is chance only where the gradient is as small as the rounding around it.
+TEST(RunChecks, AnUnmovedElementIsChanceOnlyWhereItsGradientIsRounding) {
+  RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(1e-5, 2);
+  candidate.final_weights["a"][7] = candidate.initial["a"][7];
+  for (double& x : own.gradients["a"]) x += 1e-4;  // rounding, except of element 7, by luck
+  truth.gradients["a"][7] = own.gradients["a"][7] = 7e-4;
+  candidate.gradients["a"] = own.gradients["a"];
+  EXPECT_EQ(failures(Dtype::kBf16, candidate, truth, &own), Names{});
+  truth.gradients["a"][7] = own.gradients["a"][7] = candidate.gradients["a"][7] = 9e-4;
+  EXPECT_EQ(failures(Dtype::kBf16, candidate, truth, &own), Names{"updates/unmoved elements"});
+}
+
 TEST(RunChecks, AWeightThatIsNoNumberIsFurthestOff) {
   const RunValues truth = values(0, 0), own = values(1e-5, 1);
   RunValues candidate = values(1e-5, 2);
