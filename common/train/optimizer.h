@@ -26,6 +26,11 @@ struct OptimizerOptions {
   // Sums the partials over the ranks that hold the rest of the parameters. `partials` is those of all states, joined: as many
   // on every rank that has the same parameters, however they are cut. Empty: everything is here.
   std::function<void(Stream&, const std::vector<OptimizerState>& states, const Tensor& partials)> reduce_partials;
+
+  // In the first update, c g / (|c g| + eps) = g / (|g| + eps / c) with the clip factor c of a gradient of this norm: eps / c.
+  [[nodiscard]] double epsilon_before_clip(double norm) const {
+    return clip > 0 && norm > clip ? adamw.eps * norm / clip : adamw.eps;
+  }
 };
 
 class Optimizer {

@@ -124,9 +124,8 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
     if (s + 1 == std::min(steps, compared)) record.values.final_weights = trainer.weights();
     if (on_step) on_step(s, record.steps.back());
   }
-  const OptimizerOptions& o = trainer.options().optimizer;
   const double norm = record.steps.empty() ? 0 : record.steps.front().grad_norm;
-  record.values.epsilon = first_steps ? o.adamw.eps * (o.clip > 0 && norm > o.clip ? norm / o.clip : 1) : 0;
+  record.values.epsilon = first_steps ? trainer.options().optimizer.epsilon_before_clip(norm) : 0;
   for (int c = 0; c < kMemoryCategories; ++c) {
     const auto category = static_cast<MemoryCategory>(c);
     record.peak_bytes.emplace_back(category, device().memory().peak(category));

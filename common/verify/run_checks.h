@@ -25,8 +25,9 @@ struct RunValues {
 //   against the truth may be 3 times own's. Parameters are compared by their update (final - initial), since an unchanged
 //   weight would hide a missing one. An update's yardstick is own's worst over all tensors: which tensors the elements with
 //   the smallest gradients fall in is chance (kUpdateTrim). Elements of which `own` has the first gradient wrong by more than a
-//   third are left out, and the measure says how many remain. All elements, those too, must have moved where they move in both
-//   other runs, and no error may be above three of the largest updates. Where own was luckier in its first update than its
+//   third are left out, and the measure says how many remain. Of all elements no
+//   error may be above three of the largest updates, and those with a gradient above the rounding around it must have moved
+//   where they move in both other runs. Where own was luckier in its first update than its
 //   gradients' rounding lets expect, its errors after that count for more, by as much.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 

@@ -68,7 +68,7 @@ NamedValues below(const NamedValues& all, const std::string& prefix) {
 
 RunValues run_values(const NamedValues& dump, const OptimizerOptions& optimizer) {
   RunValues run{dump.at("step_loss"), dump.at("grad_norm"), below(dump, "init/"), below(dump, "grad/"), below(dump, "final/")};
-  run.epsilon = optimizer.adamw.eps * std::max(1.0, optimizer.clip > 0 ? run.grad_norms[0] / optimizer.clip : 0);
+  run.epsilon = optimizer.epsilon_before_clip(run.grad_norms[0]);
   return run;
 }
 
