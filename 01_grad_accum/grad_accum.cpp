@@ -12,6 +12,7 @@
 #include "common/train/baselines.h"
 #include "common/train/checkpoint.h"
 #include "common/train/generate.h"
+#include "common/verify/run_checks.h"
 
 namespace ref5d::grad_accum {
 

@@ -14,6 +14,7 @@ extern "C" void openblas_set_num_threads(int threads);  // another BLAS's cblas.
 #include "common/app/program.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
+#include "common/device/error.h"
 #include "common/kernels/random.h"
 #ifndef REF5D_CUDA
 #include "common/kernels/cpu/fma_peak.h"
@@ -112,6 +113,8 @@ int main(int argc, char** argv) {
     const Options& options = line.options();
     check_output_paths(options);
     device().set_threads(static_cast<int>(threads));
+    if (device().threads() < threads)
+      throw InputError(fmt::format("--threads {}, but OMP_THREAD_LIMIT allows {}", threads, device().threads()));
 
     const GptConfig model = model_config(options);
     DatasetOptions from = dataset_options(options, model);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "common/verify/yardstick.h"
+
 namespace ref5d {
 
 Baselines run_baselines(Dtype dtype, std::int64_t steps, const std::function<RunRecord(Dtype, std::int64_t)>& run) {

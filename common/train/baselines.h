@@ -16,7 +16,7 @@ struct Baselines {
 };
 
 // run(dtype, steps) trains on one device. In fp32 and bf16 rounding grows with every step, and in the end the run in `dtype` is
-// so far from the fp64 run that it is no yardstick (verify/run_checks.h): then both run again with half the steps.
+// so far from the fp64 run that it is no yardstick (verify/yardstick.h): then both run again with half the steps.
 [[nodiscard]] Baselines run_baselines(Dtype dtype, std::int64_t steps,
                                       const std::function<RunRecord(Dtype, std::int64_t)>& run);
 

@@ -10,7 +10,7 @@
 #include "common/device/memory_ledger.h"
 #include "common/train/accumulate.h"
 #include "common/train/optimizer.h"
-#include "common/verify/run_checks.h"
+#include "common/verify/run_values.h"
 
 namespace ref5d {
 

@@ -101,6 +101,8 @@ class Floors {
 // Never more than kMostTolerance: a tensor that stayed zero has an error of exactly 1, and must fail by whatever yardstick.
 // Where right runs come near it (many steps at a high learning rate), there is nothing left to compare.
 inline constexpr double kMostTolerance = 0.5;
+// An own error above this has nothing to say: three times it is more than kMostTolerance.
+inline constexpr double kMostYardstickError = kMostTolerance / 3;
 [[nodiscard]] double yardstick_tolerance(Dtype dtype, double own_error);
 
 // yardstick_tolerance of every entry of `own`, by name.

@@ -9,6 +9,7 @@
 #include "common/tensor/ignore_label.h"
 #include "common/train/dump.h"
 #include "common/verify/run_checks.h"
+#include "common/verify/yardstick.h"
 
 namespace ref5d::testing {
 

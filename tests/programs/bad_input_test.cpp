@@ -41,6 +41,15 @@ TEST(BadUsage, FlagsThatBenchWouldIgnore) {
   }
 }
 
+// OpenBLAS waits for ever for threads that OpenMP does not give it.
+TEST(BadUsage, MoreThreadsThanOpenMpAllows) {
+  if (kCuda) GTEST_SKIP() << "host threads are for the CPU";
+  RunOptions options;
+  options.environment = {"OMP_THREAD_LIMIT=1"};
+  expect_one_error(run_binary("bench", words("--threads 2"), options), 2, {"--threads 2", "OMP_THREAD_LIMIT allows 1"});
+  EXPECT_EQ(run_tiny("--steps 1 --gemm blas", options).exit_status, 0);
+}
+
 TEST(BadUsage, SabotageThatCannotShow) {
   expect_refused("--sabotage no-division --grad-accum 1", {"no-division", "micro-batches"});
   expect_refused("--sabotage keep-gradients --steps 1", {"keep-gradients", "second step"});

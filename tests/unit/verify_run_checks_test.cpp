@@ -7,6 +7,7 @@
 
 #include "common/train/baselines.h"
 #include "common/verify/run_checks.h"
+#include "common/verify/yardstick.h"
 
 namespace ref5d {
 namespace {

@@ -1,5 +1,7 @@
 #include <omp.h>
 
+#include <algorithm>
+
 #include "common/device/cpu/executor.h"
 #include "common/device/device.h"
 
@@ -8,9 +10,9 @@ namespace ref5d {
 void Device::select(int) {}
 
 void Device::set_threads(int n) {
-  threads_ = n;
-  cpu::set_kernel_threads(n);
-  omp_set_num_threads(n);
+  threads_ = std::min(n, omp_get_thread_limit());
+  cpu::set_kernel_threads(threads_);
+  omp_set_num_threads(threads_);
 }
 
 void Device::synchronize() { cpu::drain(); }
