@@ -39,8 +39,8 @@ RunRecord run_baseline(const Options& options, const GptConfig& model, const Dat
   return record;
 }
 
-RunRecord run_micro_batches(const Options& options, const TrainerOptions& settings, const Dataset& data,
-                            std::int64_t compared) {
+RunRecord run_micro_batches(const Options& options, const TrainerOptions& settings, const Dataset& data, std::int64_t compared,
+                            std::string& sample) {
   Trainer trainer(settings, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
   RunOutputs outputs(trainer, data, options, settings.global_batch);
@@ -50,6 +50,7 @@ RunRecord run_micro_batches(const Options& options, const TrainerOptions& settin
     printer.step(step, r);
   });
   outputs.finish(record);
+  sample = outputs.sample();
   return record;
 }
 
@@ -119,12 +120,12 @@ Report run(const Options& options, const Sabotage* sabotage) {
                       [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, model, data, dtype, steps); });
     if (!single.why_fewer.empty() && !options.quiet) fmt::print("{}\n", single.why_fewer);
     const bool fp64 = options.dtype == Dtype::kFp64;
-    record = run_micro_batches(options, settings, data, single.steps);
+    record = run_micro_batches(options, settings, data, single.steps, report.sample);
     check_run(verdict, options.dtype, record.values, single.truth.values, fp64 ? nullptr : &single.own.values);
     report.baseline_loss = single.truth.values.losses;
     claim_memory(verdict, record, fp64 ? single.truth : single.own, options);
   } else {
-    record = run_micro_batches(options, settings, data, 0);
+    record = run_micro_batches(options, settings, data, 0, report.sample);
   }
   claim_bytes_per_parameter(verdict, record, options, model);
   fill_report(report, options, model, record, verdict);

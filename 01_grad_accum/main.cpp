@@ -4,6 +4,7 @@
 #include "common/app/command_line.h"
 #include "common/app/output.h"
 #include "common/app/program.h"
+#include "common/device/device.h"
 #include "common/device/error.h"
 
 using namespace ref5d;
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
     for (const auto& s : grad_accum::sabotages()) line.add_sabotage(s.name, s.breaks);
     if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
     require_one_process("01_grad_accum");
+    Device::select(0);
 
     Options options = line.options();
     const grad_accum::Sabotage* sabotage = options.sabotage.empty() ? nullptr : &grad_accum::find_sabotage(options.sabotage);

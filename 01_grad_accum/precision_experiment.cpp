@@ -6,6 +6,7 @@
 #include "common/device/device.h"
 #include "common/kernels/adamw.h"
 #include "common/kernels/elementwise.h"
+#include "common/kernels/gemm.h"
 #include "common/kernels/random.h"
 
 namespace ref5d::grad_accum {
@@ -46,25 +47,21 @@ double bytes_per_parameter(const Options& given, const Variant& v, double* by_ca
   return sum;
 }
 
-// A parameter that gets `count` gradients of 1.0 as a run in this mode adds them.
+// A weight of one element that gets `count` gradients of 1.0 as a linear layer in this mode adds them: dW += dy^T x.
 double sum_of_ones(GradientMode mode, bool fp32_sum, int count) {
   Stream& stream = device().compute();
-  Parameter p("ones", {1}, Init::kZero, 0, false);
+  Parameter p("ones", {1, 1}, Init::kZero, 0, false);
   StorageOptions storage;
   storage.dtype = Dtype::kBf16;
   storage.bf16_gradients = mode;
   storage.fp32_gradient_sum = fp32_sum;
   materialise(p, storage, stream);
   p.begin_step(stream, count);
+  const Tensor one = Tensor::empty({1, 1}, Dtype::kBf16, MemoryCategory::kWorkspace, stream);
+  fill_constant(stream, one, 1.0);
   for (int i = 0; i < count; ++i) {
     const auto [target, accumulate] = p.begin_contribution(stream);
-    const Tensor one = Tensor::empty({1}, Dtype::kBf16, MemoryCategory::kWorkspace, stream);
-    fill_constant(stream, one, 1.0);
-    if (accumulate) {
-      scaled_add(stream, target, one, 1.0);
-    } else {
-      convert(stream, target, one);
-    }
+    gemm(stream, GemmKind::kBlas, Transpose::kYes, Transpose::kNo, 1, one, one, accumulate ? 1 : 0, target);
     p.end_contribution(stream);
   }
   return p.final_gradient().to_doubles(stream)[0];

@@ -254,6 +254,14 @@ void CommandLine::add_choice(const std::string& name, std::string& target, const
   });
 }
 
+void CommandLine::add_choice(const std::string& name, std::optional<std::string>& target, const std::string& help,
+                             std::vector<std::string> choices) {
+  const std::string shown = join(choices, "|");
+  add_value(name, shown, help, target.value_or(""), [name, &target, choices = std::move(choices)](const std::string& text) {
+    target = parse_choice(name, text, choices);
+  });
+}
+
 void CommandLine::add_choice(const std::string& name, Dtype& target, const std::string& help,
                              const std::vector<Dtype>& choices) {
   std::vector<std::string> names;

@@ -47,6 +47,8 @@ class CommandLine {
                   const std::string& value_name = "TEXT");
   // `--name a|b|c`.
   void add_choice(const std::string& name, std::string& target, const std::string& help, std::vector<std::string> choices);
+  void add_choice(const std::string& name, std::optional<std::string>& target, const std::string& help,
+                  std::vector<std::string> choices);
   void add_choice(const std::string& name, Dtype& target, const std::string& help, const std::vector<Dtype>& choices);
   // An argument without a flag, required, in the order of declaration.
   void add_positional(const std::string& name, std::string& target, const std::string& help);

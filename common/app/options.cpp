@@ -11,6 +11,7 @@ constexpr std::int64_t kMaxLayers = 100'000;
 constexpr IntegerRange kSize{1, kMaxSize};
 constexpr IntegerRange kCount{1, 1'000'000'000};
 constexpr NumberRange kAtLeastZero{.min = 0};
+constexpr NumberRange kAboveZero{.min = 0, .open_min = true};
 constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
 
 void add_model_flags(CommandLine& line, Options& o) {
@@ -23,8 +24,16 @@ void add_model_flags(CommandLine& line, Options& o) {
   line.add_option("--ffn", o.ffn, "F, inner width of the MLP (of one expert in an MoE)", kSize);
   line.add_option("--vocab", o.vocab, "V, entries of the vocabulary", kSize);
   line.add_option("--seq", o.seq, "S, tokens per sequence", kSize);
-  line.add_option("--dropout", o.dropout, "probability of dropping a value", kBelowOne);
+  line.add_choice("--norm", o.norm, "before each sublayer and the head", {"rmsnorm", "layernorm"});
+  line.add_choice("--position", o.position, "how tokens know their place", {"rope", "learned"});
+  line.add_choice("--mlp", o.mlp, "with a gate, or without", {"swiglu", "gelu"});
   line.add_switch("--qk-norm", o.qk_norm, "a norm over the head dim of queries and keys");
+  line.add_switch("--biases", o.biases, "a bias on every linear layer of a block");
+  line.add_switch("--tied", o.tied, "the head's weight is the embedding's");
+  line.add_option("--norm-eps", o.norm_eps, "added to the variance in a norm", kAboveZero);
+  line.add_option("--rope-theta", o.rope_theta, "base of RoPE's wavelengths", kAboveZero);
+  line.add_option("--init-std", o.init_std, "standard deviation of initial weights", kAtLeastZero);
+  line.add_option("--dropout", o.dropout, "probability of dropping a value", kBelowOne);
 }
 
 void add_batch_flags(CommandLine& line, Options& o) {
@@ -45,7 +54,7 @@ void add_optimizer_flags(CommandLine& line, Options& o) {
   line.add_option("--clip", o.clip, "largest global gradient norm; 0: no clipping", kAtLeastZero);
   line.add_option("--beta1", o.beta1, "decay of the first moment", kBelowOne);
   line.add_option("--beta2", o.beta2, "decay of the second moment", kBelowOne);
-  line.add_option("--eps", o.eps, "added to the root of the second moment", {.min = 0, .open_min = true});
+  line.add_option("--eps", o.eps, "added to the root of the second moment", kAboveZero);
 }
 
 void add_numerics_flags(CommandLine& line, Options& o) {
@@ -72,7 +81,7 @@ void add_output_flags(CommandLine& line, Options& o) {
   line.add_choice("--dump-level", o.dump_level, "hidden states and gradients, or every sublayer too", {"basic", "full"});
   line.add_option("--sample", o.sample, "characters of text to generate at the end", {0, 1'000'000});
   line.add_option("--peak-tflops", o.peak_tflops,
-                  "what one device could reach, for mfu (model flops utilization) in the report", {.min = 0, .open_min = true});
+                  "what one device could reach, for mfu (model flops utilization) in the report", kAboveZero);
   line.add_flag("--quiet", o.quiet, "no step lines, no tables");
   line.group("Weights");
   line.add_option("--load", o.load, "start from these weights (safetensors or llm.c)", "FILE");
@@ -103,7 +112,7 @@ void add_communication_flags(CommandLine& line, Options& o) {
   line.add_choice("--reduce-dtype", o.reduce_dtype, "in which gradients of bf16 weights are reduced",
                   {Dtype::kFp32, Dtype::kBf16});
   line.add_option("--ranks-per-node", o.ranks_per_node, "instead of what the hosts' names say", kSize);
-  line.add_option("--timeout", o.timeout, "seconds a rank waits for another", {.min = 0, .open_min = true});
+  line.add_option("--timeout", o.timeout, "seconds a rank waits for another", kAboveZero);
 }
 
 ValueList to_config(const Options& o) {
@@ -116,8 +125,16 @@ ValueList to_config(const Options& o) {
   put_optional(list, "ffn", o.ffn);
   put_optional(list, "vocab", o.vocab);
   put_optional(list, "seq", o.seq);
-  put_optional(list, "dropout", o.dropout);
+  put_optional(list, "norm", o.norm);
+  put_optional(list, "position", o.position);
+  put_optional(list, "mlp", o.mlp);
   put_optional(list, "qk-norm", o.qk_norm);
+  put_optional(list, "biases", o.biases);
+  put_optional(list, "tied", o.tied);
+  put_optional(list, "norm-eps", o.norm_eps);
+  put_optional(list, "rope-theta", o.rope_theta);
+  put_optional(list, "init-std", o.init_std);
+  put_optional(list, "dropout", o.dropout);
   list.insert(list.end(), {{"micro-batch", o.micro_batch}, {"grad-accum", o.grad_accum}, {"steps", o.steps}});
   put_text(list, "data", o.data);
   list.insert(list.end(), {{"seed", o.seed}, {"documents", o.documents}, {"lr", o.lr}, {"weight-decay", o.weight_decay}});

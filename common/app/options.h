@@ -15,8 +15,9 @@ struct Options {
   // Model: a preset, and what overrides its fields.
   std::string model = "tiny";
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab, seq;
-  std::optional<double> dropout;
-  std::optional<bool> qk_norm;
+  std::optional<std::string> norm, position, mlp;  // rmsnorm | layernorm, rope | learned, swiglu | gelu
+  std::optional<bool> qk_norm, biases, tied;
+  std::optional<double> norm_eps, rope_theta, init_std, dropout;
 
   // Batch.
   std::int64_t micro_batch = 2;  // sequences per micro-batch

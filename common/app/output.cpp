@@ -104,11 +104,13 @@ void RunOutputs::finish(const RunRecord& record) {
                        {"seed", std::to_string(options_.seed)}});
   }
   if (!options_.save.empty()) save(trainer_, options_.save);
-  if (options_.sample > 0 && !options_.quiet) {
-    const std::string prompt = "The ";
-    fmt::print("\nA sample, {} bytes after \"{}\":\n{}\n", options_.sample, prompt,
-               generate_text(trainer_, prompt, options_.sample, 0.8, static_cast<std::uint64_t>(options_.seed)));
-  }
+}
+
+std::string RunOutputs::sample() const {
+  if (options_.sample == 0 || options_.quiet) return "";
+  const std::string prompt = "The ";
+  return fmt::format("A sample, {} bytes after \"{}\":\n{}\n", options_.sample, prompt,
+                     generate_text(trainer_, prompt, options_.sample, 0.8, static_cast<std::uint64_t>(options_.seed)));
 }
 
 Report new_report(const std::string& program, const Options& options, const GptConfig& model) {
@@ -127,8 +129,18 @@ Report new_report(const std::string& program, const Options& options, const GptC
                                    {"seq", model.seq}}) {
     set_value(report.config, key, value);
   }
-  set_value(report.config, "dropout", model.dropout);
-  set_value(report.config, "qk-norm", model.qk_norm);
+  for (const auto& [key, kind] :
+       {std::pair{"norm", kind_name(model.norm)}, {"position", kind_name(model.position)}, {"mlp", kind_name(model.mlp)}}) {
+    set_value(report.config, key, std::string(kind));
+  }
+  for (const auto& [key, on] : {std::pair{"qk-norm", model.qk_norm}, {"biases", model.biases}, {"tied", model.tied}})
+    set_value(report.config, key, on);
+  for (const auto& [key, value] : {std::pair{"norm-eps", model.norm_eps},
+                                   {"rope-theta", model.rope_theta},
+                                   {"init-std", model.init_std},
+                                   {"dropout", model.dropout}}) {
+    set_value(report.config, key, value);
+  }
   for (const char* axis : {"pp", "edp", "ep", "cp", "tp"}) report.mesh.emplace_back(axis, 1);
   return report;
 }
@@ -146,7 +158,7 @@ void fill_report(Report& report, const Options& options, const GptConfig& model,
   report.timing["step_ms"] = ms;
   if (!record.steps.empty() && ms > 0) {
     report.timing["tokens_per_s"] = static_cast<double>(record.steps.front().tokens) / ms * 1e3;
-    report.timing["useful_tokens_per_s"] = static_cast<double>(record.steps.front().valid_tokens) / ms * 1e3;
+    report.timing["labels_per_s"] = static_cast<double>(record.steps.front().valid_tokens) / ms * 1e3;
     report.timing["gflops"] = static_cast<double>(record.flops_per_step.total()) / ms / 1e6;
     if (options.peak_tflops) {
       double devices = 1;
@@ -191,6 +203,7 @@ int finish(const Report& report, const Options& options) {
   } else if (!options.quiet) {
     fmt::print("all {} checks and {} claims hold\n", report.checks.size(), report.claims.size());
   }
+  if (!report.sample.empty()) fmt::print("\n{}", report.sample);
   return report.exit_status();
 }
 

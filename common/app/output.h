@@ -13,13 +13,15 @@ namespace ref5d {
 // Throws InputError if a file or folder that the options ask for cannot be written: before the training, not after it.
 void check_output_paths(const Options& options);
 
-// Follows a run: dumps the first step and the end, records the trace, saves the checkpoint, prints the sample.
+// Follows a run: dumps the first step and the end, records the trace, saves the checkpoint, generates the sample.
 class RunOutputs {
  public:
   RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch);
   // Call after every step (0-based), while its gradients are still there.
   void after_step(std::int64_t step, const StepResult& result);
   void finish(const RunRecord& record);
+  // The text that --sample asks for, under a line that says what it is; empty without.
+  [[nodiscard]] std::string sample() const;
 
  private:
   Trainer& trainer_;
@@ -32,7 +34,7 @@ class RunOutputs {
 // Losses, memory, time, checks and claims of a finished run. mfu where the options say what a device could reach.
 void fill_report(Report& report, const Options& options, const GptConfig& model, const RunRecord& record,
                  const Verdict& verdict);
-// Writes --json, prints the tables and the verdict, and returns the exit status.
+// Writes --json, prints the tables, the verdict and the sample, and returns the exit status.
 [[nodiscard]] int finish(const Report& report, const Options& options);
 
 }  // namespace ref5d

@@ -97,11 +97,15 @@ void require_one_process(const std::string& name) {
 
 void StepPrinter::step(std::int64_t index, const StepResult& r) const {
   if (quiet_) return;
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
   const std::int64_t every = std::max<std::int64_t>(1, (steps_ + 39) / 40);
-  if ((index + 1) % every != 0 && index != 0 && index + 1 != steps_) return;
-  fmt::print("step {}/{} | loss {:.4f} | grad norm {:.3g} | {:.0f} tok/s | {:.1f} ms\n", index + 1, steps_, r.loss, r.grad_norm,
-             static_cast<double>(r.tokens) / r.ms * 1e3, r.ms);
-  std::fflush(stdout);
+  if ((index + 1) % every == 0 || index == 0 || index + 1 == steps_) {
+    if (terminal) done();
+    fmt::print("step {}/{} | loss {:.4f} | grad norm {:.3g} | {:.0f} tok/s | {:.1f} ms\n", index + 1, steps_, r.loss,
+               r.grad_norm, static_cast<double>(r.tokens) / r.ms * 1e3, r.ms);
+    std::fflush(stdout);
+  }
+  if (terminal && index + 1 < steps_) progress("training", index, r.ms);
 }
 
 void StepPrinter::progress(const std::string& what, std::int64_t index, double step_ms) const {

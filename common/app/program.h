@@ -21,7 +21,8 @@ void require_one_process(const std::string& name);
 class StepPrinter {
  public:
   StepPrinter(std::int64_t steps, bool quiet) : steps_(steps), quiet_(quiet) {}
-  // At most about forty lines for a long run; the first and the last always.
+  // At most about forty lines for a long run; the first and the last always. Between them progress(), if both outputs are the
+  // terminal.
   void step(std::int64_t index, const StepResult& result) const;
   // "baseline fp64: step 3/20, 4 s left" on a terminal's stderr, overwritten in place; cleared by done().
   void progress(const std::string& what, std::int64_t index, double step_ms) const;

@@ -41,6 +41,12 @@ void check_gemm(const Options& o) {
     throw InputError("--gemm tensor-core needs MODE=cuda and --dtype bf16; use blas or hand");
 }
 
+template <typename Kind>
+void set_kind(Kind& field, const std::optional<std::string>& given, std::initializer_list<Kind> kinds) {
+  for (Kind k : kinds)
+    if (given && *given == kind_name(k)) field = k;
+}
+
 }  // namespace
 
 GptConfig model_config(const Options& o) {
@@ -57,10 +63,16 @@ GptConfig model_config(const Options& o) {
   set(c.ffn, o.ffn);
   set(c.vocab, o.vocab);
   set(c.seq, o.seq);
-  set(c.dropout, o.dropout);
+  set_kind(c.norm, o.norm, {NormKind::kRms, NormKind::kLayer});
+  set_kind(c.position, o.position, {PositionKind::kRope, PositionKind::kLearned});
+  set_kind(c.mlp, o.mlp, {MlpKind::kSwiglu, MlpKind::kGelu});
   set(c.qk_norm, o.qk_norm);
-  if (c.qk_norm && c.family == Family::kGpt2)
-    throw InputError("--qk-norm is for Llama-like models; GPT-2's names have no place for it");
+  set(c.biases, o.biases);
+  set(c.tied, o.tied);
+  set(c.norm_eps, o.norm_eps);
+  set(c.rope_theta, o.rope_theta);
+  set(c.init_std, o.init_std);
+  set(c.dropout, o.dropout);
   validate(c);
   if (o.sample > 0 && c.vocab > 256)
     throw InputError("--sample prints tokens as bytes and needs a byte-level model; use --vocab 256 or less");

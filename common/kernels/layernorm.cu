@@ -84,6 +84,7 @@ void layernorm_forward(Stream& stream, const Tensor& y, const Tensor& mean, cons
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   const Dtype accumulator = accumulator_of(x.dtype());
   expect(y, {rows, columns}, x.dtype(), "layernorm y");
+  for (const Tensor* t : {&x, &y}) expect_contiguous(*t, "layernorm");
   expect(mean, {rows}, accumulator, "layernorm mean");
   expect(rstd, {rows}, accumulator, "layernorm rstd");
   expect(w, {columns}, x.dtype(), "layernorm w");
@@ -101,6 +102,7 @@ void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, cons
   const Dtype accumulator = accumulator_of(x.dtype());
   expect(dx, {rows, columns}, x.dtype(), "layernorm dx");
   expect(dy, {rows, columns}, x.dtype(), "layernorm dy");
+  for (const Tensor* t : {&dx, &dy, &x}) expect_contiguous(*t, "layernorm");
   expect(mean, {rows}, accumulator, "layernorm mean");
   expect(rstd, {rows}, accumulator, "layernorm rstd");
   expect(w, {columns}, x.dtype(), "layernorm w");

@@ -64,6 +64,7 @@ __global__ void rmsnorm_backward_dw_kernel(Acc<T>* __restrict__ partials, const 
 void rmsnorm_forward(Stream& stream, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w, double eps) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   expect(y, {rows, columns}, x.dtype(), "rmsnorm y");
+  for (const Tensor* t : {&x, &y}) expect_contiguous(*t, "rmsnorm");
   expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm rstd");
   expect(w, {columns}, x.dtype(), "rmsnorm w");
   dispatch(x.dtype(), [&]<typename T>() {
@@ -77,6 +78,7 @@ void rmsnorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const 
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   expect(dx, {rows, columns}, x.dtype(), "rmsnorm dx");
   expect(dy, {rows, columns}, x.dtype(), "rmsnorm dy");
+  for (const Tensor* t : {&dx, &dy, &x}) expect_contiguous(*t, "rmsnorm");
   expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm rstd");
   expect(w, {columns}, x.dtype(), "rmsnorm w");
   const Tensor partials = allocate_row_sum_partials(rows, columns, x.dtype(), stream);

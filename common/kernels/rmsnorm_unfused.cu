@@ -47,6 +47,7 @@ void rmsnorm_forward_unfused(Stream& stream, const Tensor& y, const Tensor& rstd
                              const Tensor& normalised, const Tensor& x, const Tensor& w, double eps) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   for (const Tensor* t : {&y, &squares, &normalised}) expect(*t, {rows, columns}, x.dtype(), "rmsnorm_forward_unfused");
+  for (const Tensor* t : {&x, &y, &squares, &normalised}) expect_contiguous(*t, "rmsnorm_forward_unfused");
   expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm_forward_unfused rstd");
   expect(w, {columns}, x.dtype(), "rmsnorm_forward_unfused w");
   const auto blocks = static_cast<unsigned>(rows);

@@ -4,6 +4,20 @@
 
 namespace ref5d {
 
+namespace {
+// While it lives, forward runs a second time.
+class Recomputing {
+ public:
+  explicit Recomputing(Context& ctx) : ctx_(ctx) { ctx_.recomputing = true; }
+  ~Recomputing() { ctx_.recomputing = false; }
+  Recomputing(const Recomputing&) = delete;
+  Recomputing& operator=(const Recomputing&) = delete;
+
+ private:
+  Context& ctx_;
+};
+}  // namespace
+
 Block::Block(const GptConfig& c, std::int64_t layer) : layer_(layer) {
   const std::string name = (c.family == Family::kGpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
   const bool gpt2 = c.family == Family::kGpt2;
@@ -106,9 +120,8 @@ void Block::run_phase_backward(Phase phase, Context& ctx, BlockFlow& flow, Saved
     case Phase::kAttention: {
       Saved again;
       if (ctx.recompute == Recompute::kSelective) {
-        ctx.recomputing = true;
+        const Recomputing scope(ctx);
         (void)attention_forward_half(ctx, saved.pop("attention.x"), again);
-        ctx.recomputing = false;
       }
       Saved& kept = ctx.recompute == Recompute::kSelective ? again : saved;
       const Tensor o = kept.pop("attention.o");
@@ -136,9 +149,8 @@ void Block::backward_phase(Phase phase, Context& ctx, BlockFlow& flow, Saved& sa
   if (ctx.recompute != Recompute::kFull) return run_phase_backward(phase, ctx, flow, saved);
   if (phase == kPhases.back()) {
     BlockFlow again{.x = saved.pop("block.x")};
-    ctx.recomputing = true;
+    const Recomputing scope(ctx);
     for (Phase p : kPhases) run_phase(p, ctx, again, flow.own);
-    ctx.recomputing = false;
   }
   run_phase_backward(phase, ctx, flow, flow.own);
 }

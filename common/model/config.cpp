@@ -110,6 +110,9 @@ void validate(const GptConfig& c) {
   }
   if (c.family == Family::kGpt2 && c.heads != c.kv_heads)
     fail("a GPT-2 model has as many kv heads as heads; use --kv-heads " + n(c.heads));
+  if (c.family == Family::kGpt2 && c.qk_norm) fail("--qk-norm is for Llama-like models; GPT-2's names have no place for it");
+  if (c.family == Family::kGpt2 && c.mlp == MlpKind::kSwiglu)
+    fail("--mlp swiglu is for Llama-like models; GPT-2's names have no place for the gate");
   if (c.position == PositionKind::kRope && c.head_dim() % 2 != 0) {
     fail("the head dim " + n(c.head_dim()) + " (hidden / heads) must be even: RoPE turns pairs of channels");
   }

@@ -13,6 +13,11 @@ enum class MlpKind { kSwiglu, kGelu };
 // Whose names and storage the parameters have: Llama's (separate projections, [out, in]) or GPT-2's (packed qkv, [in, out]).
 enum class Family { kLlama, kGpt2 };
 
+// As flags, reports and checkpoints spell them.
+[[nodiscard]] constexpr const char* kind_name(NormKind k) { return k == NormKind::kLayer ? "layernorm" : "rmsnorm"; }
+[[nodiscard]] constexpr const char* kind_name(PositionKind k) { return k == PositionKind::kLearned ? "learned" : "rope"; }
+[[nodiscard]] constexpr const char* kind_name(MlpKind k) { return k == MlpKind::kGelu ? "gelu" : "swiglu"; }
+
 struct GptConfig {
   std::string preset = "tiny";
   Family family = Family::kLlama;

@@ -10,7 +10,8 @@ Embedding::Embedding(const GptConfig& c) {
   tokens = std::make_shared<Parameter>(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", Shape{c.vocab, c.hidden},
                                        Init::kNormal, c.init_std, true);
   if (c.position == PositionKind::kLearned) {
-    positions = std::make_shared<Parameter>("transformer.wpe.weight", Shape{c.seq, c.hidden}, Init::kNormal, c.init_std, true);
+    positions = std::make_shared<Parameter>(gpt2 ? "transformer.wpe.weight" : "model.embed_positions.weight",
+                                            Shape{c.seq, c.hidden}, Init::kNormal, c.init_std, true);
   }
 }
 

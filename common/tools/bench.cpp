@@ -110,6 +110,7 @@ int main(int argc, char** argv) {
                              "--sample", "--load", "--save", "--resume"})
       line.forbid(flag, "bench only measures; the lessons' programs have it");
     if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
+    Device::select(0);
     const Options& options = line.options();
     check_output_paths(options);
     device().set_threads(static_cast<int>(threads));

@@ -125,18 +125,33 @@ void remove_abandoned(const fs::path& dir) {
   }
 }
 
+// What the weights' names and shapes do not tell of a model.
+Json unseen_shape(const GptConfig& c) {
+  return Json::object({{"heads", c.heads},
+                       {"kv_heads", c.kv_heads},
+                       {"norm_eps", c.norm_eps},
+                       {"rope_theta", c.position == PositionKind::kRope ? c.rope_theta : 0}});
+}
+
+void expect_same(const Json* then, const char* key, const Json& now, const std::string& state_path, const char* flags) {
+  if (then == nullptr || then->dump() == now.dump()) return;
+  throw InputError(state_path + " is of a run with " + key + " " + then->dump() + ", not " + now.dump() +
+                   "; resume with the same " + flags);
+}
+
 // The samples and the dropout masks of the steps to come follow from the seed and the batch: with others the run would not
 // continue, but be another.
-void check_same_run(const Json& state, const std::string& state_path, const TrainerOptions& options) {
-  const std::pair<const char*, std::int64_t> kept[] = {{"seed", static_cast<std::int64_t>(options.storage.seed)},
-                                                       {"global_batch", options.global_batch}};
-  for (const auto& [key, now] : kept) {
-    const Json* then = state.find(key);
-    if (then != nullptr && then->is_int() && then->as_int() != now) {
-      throw InputError(state_path + " is of a run with " + key + " " + std::to_string(then->as_int()) + ", not " +
-                       std::to_string(now) + "; resume with the same --seed and the same micro-batch x grad-accum");
-    }
-  }
+void check_same_batches(const Json& state, const std::string& state_path, const TrainerOptions& options) {
+  constexpr const char* kFlags = "--seed and the same micro-batch x grad-accum";
+  expect_same(state.find("seed"), "seed", options.storage.seed, state_path, kFlags);
+  expect_same(state.find("global_batch"), "global_batch", options.global_batch, state_path, kFlags);
+}
+
+void check_same_model(const Json& state, const std::string& state_path, const GptConfig& model) {
+  const Json* then = state.find("shape");
+  const Json now = unseen_shape(model);
+  for (const auto& [key, value] : now.members())
+    expect_same(then == nullptr ? nullptr : then->find(key), key.c_str(), value, state_path, "--model and its fields");
 }
 
 std::int64_t read_step(const Json& state, const std::string& state_path) {
@@ -156,6 +171,7 @@ void save(Trainer& trainer, const std::string& dir) {
   write_safetensors(folder.file(kOptimizer), moments(trainer));
   const Json state = Json::object({{"step", trainer.steps_taken()},
                                    {"model", trainer.gpt().config().preset},
+                                   {"shape", unseen_shape(trainer.gpt().config())},
                                    {"seed", trainer.options().storage.seed},
                                    {"global_batch", trainer.options().global_batch}});
   write_file(folder.file(kState), state.dump(2) + "\n");
@@ -172,8 +188,9 @@ void resume(Trainer& trainer, const std::string& dir) {
   const std::string state_path = (checkpoint / kState).string();
   const Json state = Json::parse(read_file(state_path), state_path);
   const std::int64_t step = read_step(state, state_path);
-  check_same_run(state, state_path, trainer.options());
+  check_same_batches(state, state_path, trainer.options());
   load_weights(trainer.gpt(), (checkpoint / kModel).string(), trainer.stream());
+  check_same_model(state, state_path, trainer.gpt().config());
   const SafetensorsFile moments((checkpoint / kOptimizer).string());
   for (const auto& s : trainer.optimizer().states()) {
     for (const auto& [prefix, tensor] : {std::pair{"m/", s.m}, {"v/", s.v}}) {

@@ -25,7 +25,10 @@ std::string name_in(const Source& source, const std::string& name) {
   const std::string prefix = "transformer.";  // left out by files on the hub
   if (name.starts_with(prefix) && source.contains(name.substr(prefix.size()))) return name.substr(prefix.size());
   // An untied model may start from a tied file.
-  if (name == "lm_head.weight" && source.contains("model.embed_tokens.weight")) return "model.embed_tokens.weight";
+  if (name == "lm_head.weight") {
+    for (const char* tied : {"model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"})
+      if (source.contains(tied)) return tied;
+  }
   return "";
 }
 

@@ -20,20 +20,28 @@ double error_of_all(const NamedValues& a, const NamedValues& b) {
 }
 
 KnownElements::KnownElements(const RunValues& own, const RunValues& truth)
-    : own_(own.gradients), truth_(truth.gradients), sound_(error_of_all(own_, truth_) <= kMostYardstickError) {}
+    : own_(own.gradients), truth_(truth.gradients), sound_(error_of_all(own_, truth_) <= kMostYardstickError) {
+  for (const auto& [name, exact] : truth_) {
+    const auto rounded = own_.find(name);
+    if (rounded == own_.end() || rounded->second.size() != exact.size()) continue;
+    std::vector<bool>& known = known_[name];
+    known.resize(exact.size());
+    for (std::size_t i = 0; i < exact.size(); ++i)
+      known[i] = !sound_ || std::abs(rounded->second[i] - exact[i]) <= std::abs(exact[i]) / 3;
+  }
+}
 
 bool KnownElements::known(const std::string& name, std::size_t i) const {
-  if (!sound_) return true;
-  const auto exact = truth_.find(name), rounded = own_.find(name);
-  if (exact == truth_.end() || rounded == own_.end() || i >= exact->second.size()) return true;
-  return std::abs(rounded->second[i] - exact->second[i]) <= std::abs(exact->second[i]) / 3;
+  const auto found = known_.find(name);
+  return found == known_.end() || i >= found->second.size() || found->second[i];
 }
 
 bool KnownElements::nonzero(const std::string& name, std::size_t i) const {
   if (!known(name, i)) return false;
-  const auto exact = truth_.find(name), rounded = own_.find(name);
-  if (!sound_ || exact == truth_.end() || rounded == own_.end() || i >= exact->second.size()) return true;
-  return std::abs(exact->second[i]) > 8 * rounding_around(rounded->second, exact->second, i);
+  const auto found = known_.find(name);
+  if (!sound_ || found == known_.end() || i >= found->second.size()) return true;
+  const std::vector<double>& exact = truth_.at(name);
+  return std::abs(exact[i]) > 8 * rounding_around(own_.at(name), exact, i);
 }
 
 std::int64_t KnownElements::count(const std::string& name, std::size_t size) const {
@@ -42,15 +50,15 @@ std::int64_t KnownElements::count(const std::string& name, std::size_t size) con
   return n;
 }
 
-NamedValues KnownElements::only_known(NamedValues u, const NamedValues& truth_update) const {
-  for (auto& [name, values] : u) {
-    const auto exact = truth_update.find(name);
-    if (exact == truth_update.end() || exact->second.size() != values.size()) continue;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (std::isfinite(values[i]) && !known(name, i)) values[i] = exact->second[i];
-    }
+NamedValues KnownElements::select(const NamedValues& values) const {
+  NamedValues selected;
+  for (const auto& [name, all] : values) {
+    std::vector<double> kept;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (known(name, i)) kept.push_back(all[i]);
+    if (!kept.empty() || all.empty()) selected[name] = std::move(kept);
   }
-  return u;
+  return selected;
 }
 
 }  // namespace ref5d

@@ -6,7 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "common/verify/run_values.h"
 
@@ -21,7 +23,7 @@ inline constexpr std::size_t kAround = 64;
 
 // `own` is the single-device run in the candidate's dtype, `truth` the one in fp64. An element is known if `own` has its first
 // gradient right to a third. If own's gradients are wrong altogether (kMostYardstickError), every element is: such a run
-// excuses nothing. Holds references to both runs.
+// excuses nothing. Refers to both runs, which must outlive it.
 class KnownElements {
  public:
   KnownElements(const RunValues& own, const RunValues& truth);
@@ -30,13 +32,13 @@ class KnownElements {
   [[nodiscard]] bool nonzero(const std::string& name, std::size_t i) const;
   // How many of a tensor's `size` elements are known.
   [[nodiscard]] std::int64_t count(const std::string& name, std::size_t size) const;
-  // The update `u`, but the truth's where nothing is known. What does not fit the truth is left as it is, for compare_sets to
-  // say.
-  [[nodiscard]] NamedValues only_known(NamedValues u, const NamedValues& truth_update) const;
+  // What is known of `values`: the other elements are left out, and tensors of which nothing remains.
+  [[nodiscard]] NamedValues select(const NamedValues& values) const;
 
  private:
   const NamedValues &own_, &truth_;
   bool sound_;
+  std::map<std::string, std::vector<bool>> known_;  // of the tensors that both have
 };
 
 }  // namespace ref5d

@@ -49,6 +49,7 @@ struct Report {
   std::vector<MemoryRow> memory;
   std::map<std::string, double> timing;  // "step_ms", "tokens_per_s", "mfu", ...
   std::vector<Claim> claims;
+  std::string sample;  // text that the trained model generated, for the terminal: not in the file
 
   [[nodiscard]] Json to_json() const;
   // The inverse of to_json. InputError, in which `what` names the source, if a field is missing or of the wrong type.

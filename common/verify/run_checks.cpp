@@ -56,18 +56,29 @@ void check_left_out(Verdict& verdict, const RunValues& candidate, const NamedVal
   verdict.add("updates/unmoved elements", "number, in " + where_unmoved, static_cast<double>(unmoved), 0);
 }
 
+// What an update's error was measured on. (A pool's entry has the name of a kind, not of a tensor.)
+std::string measure_of(const std::string& entry, const NamedValues& exact, const KnownElements& elements) {
+  const auto is_whole = [&](const std::string& name, std::size_t size) {
+    return elements.count(name, size) == static_cast<std::int64_t>(size);
+  };
+  std::string measure = "relative error of 99%";
+  if (const auto at = exact.find(entry); at != exact.end()) {
+    if (!is_whole(entry, at->second.size()))
+      measure += fmt::format(" of the {} known elements", elements.count(entry, at->second.size()));
+  } else if (std::any_of(exact.begin(), exact.end(), [&](const auto& tensor) {
+               return kind_of(tensor.first) == entry && !is_whole(tensor.first, tensor.second.size());
+             })) {
+    measure += " of the known elements";
+  }
+  return measure;
+}
+
 void check_updates(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues& own,
                    double yardstick) {
   const NamedValues exact = update(truth);
   const KnownElements elements(own, truth);
-  for (const NamedError& e : update_errors(candidate, truth, own)) {
-    std::string measure = "relative error of 99%";
-    if (const auto at = exact.find(e.name); at != exact.end()) {  // not a pool
-      const std::int64_t n = elements.count(e.name, at->second.size());
-      if (n < static_cast<std::int64_t>(at->second.size())) measure += fmt::format(" of the {} known elements", n);
-    }
-    verdict.add_set("updates", {&e, 1}, yardstick_tolerance(dtype, yardstick), measure);
-  }
+  for (const NamedError& e : update_errors(candidate, truth, own))
+    verdict.add_set("updates", {&e, 1}, yardstick_tolerance(dtype, yardstick), measure_of(e.name, exact, elements));
   check_left_out(verdict, candidate, update(candidate), exact, update(own), elements);
 }
 

@@ -74,8 +74,8 @@ double worst_of(const std::vector<NamedError>& errors) {
 
 Yardstick yardstick_of(const RunValues& own, const RunValues& truth) {
   const double luck = bad_luck(own, truth);
-  const NamedValues exact = update(truth);
-  const double update_error = error_of_all(KnownElements(own, truth).only_known(update(own), exact), exact);
+  const KnownElements elements(own, truth);
+  const double update_error = error_of_all(elements.select(update(own)), elements.select(update(truth)));
   // | ||a|| - ||b|| | <= ||a - b||: a norm's error is smaller than its vector's by luck alone.
   const double gradient_error = error_of_all(own.gradients, truth.gradients);
   const auto series = [&](std::vector<double> RunValues::*values, double first) {
@@ -95,8 +95,8 @@ double yardstick_error(const RunValues& own, const RunValues& truth) {
 }
 
 std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own) {
-  const NamedValues exact = update(truth);
-  return compare_sets(KnownElements(own, truth).only_known(update(run), exact), exact, CompareKind::kUpdate);
+  const KnownElements elements(own, truth);
+  return compare_sets(elements.select(update(run)), elements.select(update(truth)), CompareKind::kUpdate);
 }
 
 }  // namespace ref5d

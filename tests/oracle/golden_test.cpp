@@ -24,14 +24,22 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden,
                          [](const auto& test) { return std::get<0>(test.param) + "_" + dtype_name(std::get<1>(test.param)); });
 
 // One changed digit anywhere must be noticed: in fp64 the sixth, in the lower precisions the first.
-class ChangedDigit : public ::testing::TestWithParam<Dtype> {};
+class ChangedDigit : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> {};
 
 TEST_P(ChangedDigit, IsNoticed) {
-  const Dtype dtype = GetParam();
-  const GoldenCase golden = read_golden("llama");
-  for (const char* name :
-       {"hidden/1", "logits", "loss", "grad_norm", "step_loss", "grad/model.layers.0.self_attn.q_proj.weight",
-        "grad/model.norm.weight", "final/model.embed_tokens.weight", "init/model.layers.1.mlp.up_proj.weight"}) {
+  const auto& [case_name, dtype] = GetParam();
+  const GoldenCase golden = read_golden(case_name);
+  std::vector<std::string> names{"hidden/1", "logits", "loss", "grad_norm", "step_loss"};
+  // Of gradients and weights a matrix and a vector each, the first and the last in order of name.
+  for (const std::string section : {"grad/", "final/", "init/"}) {
+    std::vector<std::string> all;
+    for (const auto& [name, tensor] : golden.tensors)
+      if (name.starts_with(section)) all.push_back(name);
+    ASSERT_FALSE(all.empty()) << section;
+    names.push_back(all.front());
+    names.push_back(all.back());
+  }
+  for (const std::string& name : names) {
     GoldenCase changed = golden;
     HostTensor& t = changed.tensors.at(name);
     std::vector<double> values = t.to_doubles();
@@ -44,8 +52,10 @@ TEST_P(ChangedDigit, IsNoticed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, ChangedDigit, ::testing::Values(Dtype::kFp64, Dtype::kFp32, Dtype::kBf16),
-                         [](const auto& test) { return dtype_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(Cases, ChangedDigit,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::Values(Dtype::kFp64, Dtype::kFp32, Dtype::kBf16)),
+                         [](const auto& test) { return std::get<0>(test.param) + "_" + dtype_name(std::get<1>(test.param)); });
 
 }  // namespace
 }  // namespace ref5d::testing

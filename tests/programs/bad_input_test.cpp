@@ -84,6 +84,10 @@ TEST(BadUsage, ShapesThatCannotBe) {
   expect_refused("--hidden 516 --heads 2", {"head dim 258", "256"});
   expect_refused("--model tiny-gpt2 --heads 2 --kv-heads 1", {"--kv-heads 2"});
   expect_refused("--model tiny-gpt2 --qk-norm", {"--qk-norm"});
+  expect_refused("--model tiny-gpt2 --mlp swiglu", {"--mlp swiglu", "gate"});
+  expect_refused("--norm rms", {"--norm", "rmsnorm", "layernorm"});
+  for (const char* flag : {"--norm-eps 0", "--rope-theta 0", "--rope-theta -1", "--init-std -0.1", "--norm-eps nan"})
+    expect_refused(flag, {std::string(flag).substr(0, std::string(flag).find(' '))});
   expect_refused("--heads 32 --kv-heads 32", {"--heads 32"});
 }
 

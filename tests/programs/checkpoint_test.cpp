@@ -169,6 +169,10 @@ TEST_F(DamagedCheckpoint, OfAnotherModel) {
   expect_refused({"model.safetensors", "model.layers.1."}, "--layers 2");
   expect_refused({"model.safetensors", "transformer.wte.weight"}, "--model tiny-gpt2");
   expect_refused({"model.safetensors", "q_norm"}, "--qk-norm");
+  // What no weight shows.
+  expect_refused({"state.json", "norm_eps 1e-05, not 1e-06"}, "--norm-eps 1e-6");
+  expect_refused({"state.json", "rope_theta 10000.0, not 500000.0"}, "--rope-theta 500000");
+  expect_refused({"state.json", "heads"}, "--heads 4 --kv-heads 2");
 }
 
 TEST_F(DamagedCheckpoint, NoCheckpointAtAll) {

@@ -64,11 +64,13 @@ TEST(GradAccum, ReportHasEveryField) {
   for (const char* key : {"loss", "aux_loss", "baseline_loss", "checks", "traffic", "memory", "claims"})
     EXPECT_TRUE(r.at(key).is_array()) << key;
   EXPECT_EQ(r.at("program").as_string(), "01_grad_accum");
-  for (const char* key : {"model",  "layers",    "hidden",    "heads",        "kv-heads",    "ffn",        "vocab",
-                          "seq",    "dropout",   "qk-norm",   "parameters",   "micro-batch", "grad-accum", "steps",
-                          "seed",   "documents", "lr",        "weight-decay", "clip",        "beta1",      "beta2",
-                          "eps",    "dtype",     "recompute", "gemm",         "attention",   "fp32-grads", "fused-grad-accum",
-                          "verify", "sabotage",  "json",      "experiment"})
+  for (const char* key : {"model",      "layers",       "hidden",     "heads",     "kv-heads",   "ffn",
+                          "vocab",      "norm",         "position",   "mlp",       "biases",     "tied",
+                          "norm-eps",   "rope-theta",   "init-std",   "seq",       "dropout",    "qk-norm",
+                          "parameters", "micro-batch",  "grad-accum", "steps",     "seed",       "documents",
+                          "lr",         "weight-decay", "clip",       "beta1",     "beta2",      "eps",
+                          "dtype",      "recompute",    "gemm",       "attention", "fp32-grads", "fused-grad-accum",
+                          "verify",     "sabotage",     "json",       "experiment"})
     EXPECT_TRUE(r.at("config").contains(key)) << key;
   EXPECT_EQ(r.at("config").at("hidden").as_int(), 16);
   EXPECT_EQ(r.at("config").at("experiment").as_string(), "batch");
@@ -81,6 +83,9 @@ TEST(GradAccum, ReportHasEveryField) {
 
 TEST(GradAccum, HoldsForEveryModelShape) {
   for (const char* flags : {"--dtype fp64", "--model tiny-gpt2 --dtype fp64", "--qk-norm --dtype fp64 --layers 2",
+                            "--norm layernorm --position learned --mlp gelu --biases --tied --dtype fp64",
+                            "--model tiny-gpt2 --norm rmsnorm --position rope --no-biases --no-tied --dtype fp64",
+                            "--rope-theta 500000 --norm-eps 1e-6 --init-std 0.1 --biases --dtype fp64",
                             "--hidden 48 --heads 6 --kv-heads 2 --dtype fp64", "--vocab 257 --dtype fp64",
                             "--vocab 331 --seq 13 --ffn 7 --dtype fp64", "--model tiny-gpt2 --vocab 263 --seq 9 --hidden 22",
                             "--hidden 10 --heads 1 --kv-heads 1", "--hidden 4 --seq 1", "--seq 1 --qk-norm --dtype fp64",

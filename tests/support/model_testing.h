@@ -70,6 +70,17 @@ inline GptConfig variant(const std::string& name) {
   if (name == "llama_tied") c.tied = true;
   if (name == "llama_biases") c.biases = true;
   if (name == "llama_dropout") c.dropout = 0.3;
+  if (name == "llama_mixed") {  // Llama's names, everything else as in GPT-2
+    c.norm = NormKind::kLayer;
+    c.position = PositionKind::kLearned;
+    c.mlp = MlpKind::kGelu;
+    c.biases = c.tied = true;
+  }
+  if (name == "gpt2_mixed") {  // and the reverse, but for the gate, which GPT-2 has no name for
+    c.norm = NormKind::kRms;
+    c.position = PositionKind::kRope;
+    c.biases = c.tied = false;
+  }
   if (name == "gpt2_untied") c.tied = false;
   if (name == "gpt2_dropout") c.dropout = 0.2;
   return c;

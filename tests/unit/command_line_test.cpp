@@ -74,6 +74,19 @@ TEST(CommandLineTest, ReadsEveryKindOfFlag) {
                            "--dropout",
                            "0.25",
                            "--qk-norm",
+                           "--norm",
+                           "layernorm",
+                           "--position=rope",
+                           "--mlp",
+                           "gelu",
+                           "--no-biases",
+                           "--tied",
+                           "--norm-eps",
+                           "1e-6",
+                           "--rope-theta",
+                           "500000",
+                           "--init-std",
+                           "0",
                            "--lr",
                            "3e-4",
                            "--dtype=bf16",
@@ -100,6 +113,14 @@ TEST(CommandLineTest, ReadsEveryKindOfFlag) {
   EXPECT_EQ(o.layers, 7);
   EXPECT_EQ(o.dropout, 0.25);
   EXPECT_EQ(o.qk_norm, true);
+  EXPECT_EQ(o.norm, "layernorm");
+  EXPECT_EQ(o.position, "rope");
+  EXPECT_EQ(o.mlp, "gelu");
+  EXPECT_EQ(o.biases, false);
+  EXPECT_EQ(o.tied, true);
+  EXPECT_EQ(o.norm_eps, 1e-6);
+  EXPECT_EQ(o.rope_theta, 500000);
+  EXPECT_EQ(o.init_std, 0);
   EXPECT_EQ(o.lr, 3e-4);
   EXPECT_EQ(o.dtype, Dtype::kBf16);
   EXPECT_FALSE(o.verify);

@@ -71,6 +71,21 @@ TEST(BiasKernel, BackwardSumsRowsIntoEitherDtypeAndAccumulates) {
   }
 }
 
+TEST(BiasKernel, BackwardIsTheGradientOfForward) {
+  for (const std::int64_t rows : {1, 5, 65}) {
+    const std::int64_t columns = 7;
+    const Values y = random_values(rows * columns, 1), bias = random_values(columns, 2), dy = random_values(rows * columns, 3);
+    const auto forward = [&](const Values& at) {
+      const Tensor t = device_tensor(y, {rows, columns}, Dtype::kFp64);
+      bias_forward(stream(), t, device_tensor(at, {columns}, Dtype::kFp64));
+      return values_of(t);
+    };
+    const Tensor db = poisoned({columns}, Dtype::kFp64);
+    bias_backward(stream(), db, device_tensor(dy, {rows, columns}, Dtype::kFp64), false);
+    EXPECT_LT(relative_error(values_of(db), finite_difference(forward, bias, dy)), 1e-8) << rows;
+  }
+}
+
 TEST(BiasKernel, BackwardRepeatsBitwise) {
   expect_repeatable([] {
     const Tensor db = poisoned({33}, Dtype::kFp32);

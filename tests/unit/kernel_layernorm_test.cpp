@@ -222,6 +222,12 @@ TEST(LayerNorm, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(backward(out.dx, out.dw, short_w, in.dy_device, in.w_device), std::logic_error);
   EXPECT_THROW(backward(out.dx, out.dw, out.db, narrow, in.w_device), std::logic_error);
   EXPECT_THROW(backward(out.dx, out.dw, out.db, in.dy_device, short_w), std::logic_error);
+  // Rows that do not follow one another.
+  const Tensor apart = poisoned({3, 6}, Dtype::kFp32).columns(0, 4);
+  EXPECT_THROW(layernorm_forward(stream, out.y, out.mean, out.rstd, apart, in.w_device, in.b_device, kEps), std::logic_error);
+  EXPECT_THROW(forward(apart, out.mean, in.w_device, in.b_device), std::logic_error);
+  EXPECT_THROW(backward(apart, out.dw, out.db, in.dy_device, in.w_device), std::logic_error);
+  EXPECT_THROW(backward(out.dx, out.dw, out.db, apart, in.w_device), std::logic_error);
 }
 
 }  // namespace

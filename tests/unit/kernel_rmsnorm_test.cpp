@@ -172,6 +172,13 @@ TEST(RmsNorm, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(backward(out.dx, out.dw, in.dy_device, short_w), std::logic_error);
   EXPECT_THROW(backward(out.dx, short_w, in.dy_device, in.w_device), std::logic_error);
   EXPECT_THROW(backward(out.dx, poisoned({4}, Dtype::kFp64), in.dy_device, in.w_device), std::logic_error);
+  // Rows that do not follow one another.
+  const Tensor apart = poisoned({3, 6}, Dtype::kFp32).columns(0, 4);
+  EXPECT_THROW(rmsnorm_forward(stream, out.y, out.rstd, apart, in.w_device, kEps), std::logic_error);
+  EXPECT_THROW(rmsnorm_forward(stream, apart, out.rstd, in.x_device, in.w_device, kEps), std::logic_error);
+  EXPECT_THROW(backward(apart, out.dw, in.dy_device, in.w_device), std::logic_error);
+  EXPECT_THROW(backward(out.dx, out.dw, apart, in.w_device), std::logic_error);
+  EXPECT_THROW(rmsnorm_forward_unfused(stream, out.y, out.rstd, out.y, out.dx, apart, in.w_device, kEps), std::logic_error);
 }
 
 TEST(RowSums, AddPartialRowsInOrder) {

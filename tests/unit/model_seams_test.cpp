@@ -99,7 +99,8 @@ std::string name_of(const ::testing::TestParamInfo<ScatteredRows::ParamType>& te
   return std::string(std::get<0>(test.param)) + "_" + kinds[static_cast<int>(std::get<1>(test.param))];
 }
 INSTANTIATE_TEST_SUITE_P(Models, ScatteredRows,
-                         ::testing::Combine(::testing::Values("llama_qk_norm", "llama_tied", "llama_dropout", "gpt2_dropout"),
+                         ::testing::Combine(::testing::Values("llama_qk_norm", "llama_tied", "llama_dropout", "gpt2_dropout",
+                                                              "llama_mixed", "gpt2_mixed"),
                                             ::testing::Values(Recompute::kNone, Recompute::kFull, Recompute::kSelective)),
                          name_of);
 

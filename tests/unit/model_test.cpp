@@ -129,7 +129,7 @@ TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Variants,
                          ::testing::Values("llama", "llama_qk_norm", "llama_tied", "llama_biases", "llama_dropout", "gpt2",
-                                           "gpt2_untied", "gpt2_dropout"),
+                                           "gpt2_untied", "gpt2_dropout", "llama_mixed", "gpt2_mixed"),
                          [](const auto& test) { return test.param; });
 
 // T1: rows with 5, 0, 1 and 2 labels in four micro-batches. Every label counts 1/8, whatever micro-batch it is in; the mean of

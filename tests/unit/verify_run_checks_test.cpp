@@ -129,6 +129,21 @@ TEST(RunChecks, UpdatesThatAreAllRoundingAreLeftOutByName) {
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/a"});
 }
 
+// The hundredth that is left out is one of the known elements, however few they are.
+TEST(RunChecks, AFewKnownElementsAreComparedAll) {
+  RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(1e-5, 2);
+  for (std::size_t i = 0; i < 400; ++i) {
+    if (i % 10 == 0) continue;  // 40 are known
+    truth.gradients["b"][i] = 1e-19;
+    own.gradients["b"][i] = 3e-10;
+    candidate.gradients["b"][i] = -2e-10;
+  }
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{});
+  for (std::size_t i = 0; i < 400; i += 10)
+    candidate.final_weights["b"][i] = truth.initial["b"][i] - (truth.final_weights["b"][i] - truth.initial["b"][i]);
+  EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/b"}) << "every known element moved the wrong way";
+}
+
 // One element's gradient is as small as Adam's epsilon, and the own run happened to round it right.
 TEST(RunChecks, ALuckyFirstUpdateIsNoYardstick) {
   RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(5e-5, 2);

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <string>
 
 #include "common/device/stream.h"
@@ -32,6 +34,27 @@ void set_order_seed(std::uint64_t seed);
 
 // Gives the memory of a stream that is going back to the host. Its work must be done.
 void free_pool(const Stream& stream);
+
+// An exception must not leave a parallel region: the first is kept here, and thrown again after the region.
+class RegionError {
+ public:
+  template <typename Work>
+  void guard(Work&& work) noexcept {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
 
 // Threads that a kernel's blocks are spread over.
 [[nodiscard]] int kernel_threads();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -53,13 +54,16 @@ void run_blocks(Grid grid, std::size_t shared_bytes, int threads, F&& block) {
     here.run(b, block);
   }
   if (b == total) return;
-  const long first = b, chunk = std::max(1L, (total - first) / (threads * 8L));
+  const long chunk = std::max(1L, (total - b) / (threads * 8L));
+  std::atomic<long> next = b;
+  RegionError error;
 #pragma omp parallel num_threads(threads)
-  {
+  error.guard([&] {
     const BlockRunner runner(grid, shared_bytes);
-#pragma omp for schedule(dynamic, chunk)
-    for (long i = first; i < total; ++i) runner.run(i, block);
-  }
+    for (long first; (first = next.fetch_add(chunk)) < total;)
+      for (long i = first; i < std::min(total, first + chunk); ++i) runner.run(i, block);
+  });
+  error.rethrow();
 }
 
 }  // namespace cpu

@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <utility>
 
 #include "common/device/cuda/cuda_stream.h"
 #include "common/device/device.h"
@@ -24,6 +25,12 @@ struct HostTask {
   std::exception_ptr error;  // valid once done
   std::atomic<bool> done = false;
 };
+
+// The first error of a task whose stream has gone: the next wait throws it.
+std::exception_ptr& lost_error() {
+  static std::exception_ptr error;
+  return error;
+}
 
 // Not yet let go, as enqueued. Of the host's thread alone.
 std::deque<std::unique_ptr<HostTask>>& host_tasks() {
@@ -44,6 +51,7 @@ void CUDART_CB run_host_task(void* p) noexcept {
 }  // namespace
 
 void finish_host_tasks() {
+  if (lost_error()) std::rethrow_exception(std::exchange(lost_error(), nullptr));
   const auto is_done = [](const std::unique_ptr<HostTask>& t) { return t->done.load(std::memory_order_acquire); };
   auto& tasks = host_tasks();
   for (auto at = tasks.begin(); (at = std::find_if(at, tasks.end(), is_done)) != tasks.end();) {
@@ -54,7 +62,11 @@ void finish_host_tasks() {
 }
 
 void forget_host_tasks(const Stream& stream) {
-  std::erase_if(host_tasks(), [&](const std::unique_ptr<HostTask>& t) { return t->stream == &stream && t->done; });
+  std::erase_if(host_tasks(), [&](const std::unique_ptr<HostTask>& t) {
+    if (t->stream != &stream || !t->done) return false;
+    if (t->error && !lost_error()) lost_error() = t->error;
+    return true;
+  });
 }
 
 }  // namespace cuda

@@ -71,8 +71,11 @@ struct Product {
       if (threads % d == 0 && m * (threads / d) + n * d <= m * (threads / down) + n * down) down = d;
     }
     const int across = threads / down;
+    cpu::RegionError error;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; ++t) rectangle(part(m, kTileRows, t % down, down), part(n, kColumns, t / down, across));
+    for (int t = 0; t < threads; ++t)
+      error.guard([&] { rectangle(part(m, kTileRows, t % down, down), part(n, kColumns, t / down, across)); });
+    error.rethrow();
   }
 
   void rectangle(const Range& rows, const Range& columns) const {
