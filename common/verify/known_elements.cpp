@@ -31,6 +31,22 @@ KnownElements::KnownElements(const RunValues& own, const RunValues& truth)
   }
 }
 
+KnownElements::KnownElements(const RunValues& truth) : own_(truth.gradients), truth_(truth.gradients), sound_(true) {
+  const Floors floors(CompareKind::kGradient, truth_);
+  for (const auto& [name, exact] : truth_) {
+    NormSum tensor;
+    tensor.add(exact);
+    const double allowed =
+        least_tolerance(Dtype::kFp64) * std::max(tensor.norm(), floors.of(static_cast<std::int64_t>(exact.size())));
+    const auto is_rounding = [&](std::size_t i) { return i < exact.size() && exact[i] != 0 && std::abs(exact[i]) <= allowed; };
+    std::vector<bool>& known = known_[name];
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      const bool zero_by_chance = exact[i] == 0 && (is_rounding(i - 1) || is_rounding(i + 1));  // -1 wraps: beyond the end
+      known.push_back(!is_rounding(i) && !zero_by_chance);
+    }
+  }
+}
+
 bool KnownElements::known(const std::string& name, std::size_t i) const {
   const auto found = known_.find(name);
   return found == known_.end() || i >= found->second.size() || found->second[i];

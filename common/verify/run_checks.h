@@ -9,7 +9,8 @@ namespace ref5d {
 
 // Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to
 // every parameter.
-//   fp64: against the fp64 baseline, within 1e-11; parameters after the last step.
+//   fp64: against the fp64 baseline, within 1e-11; parameters after the last step, of the elements whose gradient is more than
+//   rounding (KnownElements).
 //   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error
 //   against the truth may be 3 times own's (Yardstick says what stands for own's after the first gradients). Parameters are
 //   compared by their update (final - initial), since an unchanged weight would hide a missing one: of the elements that `own`

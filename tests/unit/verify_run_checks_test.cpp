@@ -129,6 +129,39 @@ TEST(RunChecks, UpdatesThatAreAllRoundingAreLeftOutByName) {
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/a"});
 }
 
+// In fp64 rounding alone moves a weight whose gradient is zero in exact arithmetic, by lr * rounding / eps.
+TEST(RunChecks, Fp64LeavesOutWhatIsRoundingAlone) {
+  RunValues truth = values(0, 0), candidate = values(1e-14, 1);
+  for (std::size_t i = 0; i < 100; ++i) {
+    truth.gradients["a"][i] = 3e-17;
+    candidate.gradients["a"][i] = -2e-17;
+    candidate.final_weights["a"][i] += 1e-9;
+  }
+  Verdict verdict;
+  check_run(verdict, Dtype::kFp64, candidate, truth, nullptr);
+  EXPECT_TRUE(verdict.pass()) << checks_table(verdict.checks());
+  EXPECT_TRUE(std::any_of(verdict.checks().begin(), verdict.checks().end(), [](const Check& c) {
+    return c.name == "parameters/a" && c.measure == "relative error of the 300 known elements";
+  }));
+  RunValues far = candidate, wrong = candidate, missing = candidate;
+  far.final_weights["a"][7] += 1;
+  EXPECT_EQ(failures(Dtype::kFp64, far, truth, nullptr), Names{"parameters/unknown elements"});
+  wrong.final_weights["a"][100] += 1e-9;
+  EXPECT_EQ(failures(Dtype::kFp64, wrong, truth, nullptr), Names{"parameters/a"});
+  wrong = candidate;
+  wrong.gradients["a"][7] = 1e-9;  // not rounding, and the check of gradients says so
+  EXPECT_EQ(failures(Dtype::kFp64, wrong, truth, nullptr), Names{"gradients/a"});
+  missing.final_weights.erase("a");
+  missing.initial.erase("a");
+  EXPECT_EQ(failures(Dtype::kFp64, missing, truth, nullptr), Names{"parameters/a"});
+  truth.gradients["a"][7] = 0;  // by chance
+  EXPECT_EQ(failures(Dtype::kFp64, candidate, truth, nullptr), Names{});
+  // A gradient of exactly zero is no rounding: what never occurred must not have moved.
+  truth.gradients["b"][3] = candidate.gradients["b"][3] = 0;
+  candidate.final_weights["b"][3] += 1e-6;
+  EXPECT_EQ(failures(Dtype::kFp64, candidate, truth, nullptr), Names{"parameters/b"});
+}
+
 // The hundredth that is left out is one of the known elements, however few they are.
 TEST(RunChecks, AFewKnownElementsAreComparedAll) {
   RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(1e-5, 2);
