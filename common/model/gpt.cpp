@@ -1,6 +1,7 @@
 #include "common/model/gpt.h"
 
 #include <algorithm>
+#include <map>
 
 namespace ref5d {
 
@@ -35,24 +36,42 @@ Gpt::Gpt(const GptConfig& config) : config_(config) {
   head = std::make_unique<Head>(config, config.tied ? embedding->tokens : nullptr);
 }
 
-void Gpt::keep(std::int64_t begin, std::int64_t end, bool with_embedding, bool with_head) {
-  std::erase_if(blocks, [&](const auto& b) { return b->layer() < begin || b->layer() >= end; });
-  // A tied weight that loses one of its ends is used once here.
-  if (config_.tied && embedding && head && with_embedding != with_head) --embedding->tokens->uses;
-  if (!with_embedding) embedding.reset();
-  if (!with_head) head.reset();
+std::vector<std::shared_ptr<Parameter>> Gpt::parameters_of(std::int64_t unit) const {
+  if (unit == 0) return embedding->parameters();
+  if (unit == config_.layers + 1) return head->parameters();
+  return blocks[static_cast<std::size_t>(unit - 1)]->parameters();
+}
+
+void Gpt::keep(const std::vector<Units>& here) {
+  struct Uses {
+    int all = 0, here = 0;
+  };
+  std::map<Parameter*, Uses> uses;
+  for (std::int64_t unit = 0; unit < unit_count(); ++unit) {
+    const bool is_here =
+        std::any_of(here.begin(), here.end(), [&](const Units& u) { return unit >= u.begin && (u.end < 0 || unit < u.end); });
+    for (const auto& p : parameters_of(unit)) {
+      ++uses[p.get()].all;
+      uses[p.get()].here += is_here ? 1 : 0;
+    }
+  }
+  for (const auto& [p, n] : uses) {
+    Placement& placement = p->placement;
+    if (placement.dim < 0) placement.segments = {{0, p->global_shape[0]}};
+    placement.dim = std::max(placement.dim, 0);
+    if (n.here == 0) placement.segments.clear();
+    for (Segment& s : placement.segments) s.replicas *= n.all / n.here;
+    p->uses = n.here;
+  }
 }
 
 std::vector<Parameter*> Gpt::parameters() const {
   std::vector<Parameter*> all;
-  auto add = [&all](const std::vector<std::shared_ptr<Parameter>>& some) {
-    for (const auto& p : some) {
+  for (std::int64_t unit = 0; unit < unit_count(); ++unit) {
+    for (const auto& p : parameters_of(unit)) {
       if (std::find(all.begin(), all.end(), p.get()) == all.end()) all.push_back(p.get());
     }
-  };
-  if (embedding) add(embedding->parameters());
-  for (const auto& b : blocks) add(b->parameters());
-  if (head) add(head->parameters());
+  }
   return all;
 }
 
@@ -60,30 +79,33 @@ void Gpt::materialise(const StorageOptions& options, Stream& stream) {
   for (Parameter* p : parameters()) ref5d::materialise(*p, options, stream);
 }
 
-Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved) {
+Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved, Units units) {
   Tensor x = input;
-  if (embedding) x = hooked_forward(hooks, 0, [&] { return embedding->forward(ctx); });
-  for (const auto& block : blocks) {
-    x = hooked_forward(hooks, block->layer() + 1, [&] { return block->forward(ctx, x, saved); });
-    ctx.see("hidden/" + std::to_string(block->layer()), x);
+  const std::int64_t last = config_.layers + 1, end = units.end < 0 ? unit_count() : units.end;
+  for (std::int64_t unit = units.begin; unit < end; ++unit) {
+    x = hooked_forward(hooks, unit, [&] {
+      if (unit == 0) return embedding->forward(ctx);
+      if (unit < last) return blocks[static_cast<std::size_t>(unit - 1)]->forward(ctx, x, saved);
+      head->loss(ctx, head->logits(ctx, x, saved), saved);
+      return Tensor();
+    });
+    if (unit > 0 && unit < last) ctx.see("hidden/" + std::to_string(unit - 1), x);
   }
-  if (!head) return x;
-  return hooked_forward(hooks, config_.layers + 1, [&] {
-    head->loss(ctx, head->logits(ctx, x, saved), saved);
-    return Tensor();
-  });
+  return x;
 }
 
-Tensor Gpt::backward(Context& ctx, const Tensor& doutput, Saved& saved) {
+Tensor Gpt::backward(Context& ctx, const Tensor& doutput, Saved& saved, Units units) {
   Tensor dx = doutput;
-  if (head) dx = hooked_backward(hooks, config_.layers + 1, [&] { return head->backward(ctx, saved); });
-  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block)
-    dx = hooked_backward(hooks, (*block)->layer() + 1, [&] { return (*block)->backward(ctx, dx, saved); });
-  if (!embedding) return dx;
-  return hooked_backward(hooks, 0, [&] {
-    embedding->backward(ctx, dx);
-    return Tensor();
-  });
+  const std::int64_t last = config_.layers + 1, end = units.end < 0 ? unit_count() : units.end;
+  for (std::int64_t unit = end - 1; unit >= units.begin; --unit) {
+    dx = hooked_backward(hooks, unit, [&] {
+      if (unit == last) return head->backward(ctx, saved);
+      if (unit > 0) return blocks[static_cast<std::size_t>(unit - 1)]->backward(ctx, dx, saved);
+      embedding->backward(ctx, dx);
+      return Tensor();
+    });
+  }
+  return dx;
 }
 
 Tensor Gpt::logits(Context& ctx) {

@@ -14,9 +14,14 @@
 
 namespace ref5d {
 
-// Units of the model, in forward order: 0 is the embedding, 1..L the blocks, L+1 the head (numbers are global, whatever is
-// here). ZeRO-3 gathers a unit's weights before and frees them after. Several hooks nest: those that come first in the list are
-// called first before a unit and last after it.
+// Units of the model, in forward order: 0 is the embedding, 1..L the blocks, L+1 the head. These are begin..end-1; end = -1
+// goes to the last.
+struct Units {
+  std::int64_t begin = 0, end = -1;
+};
+
+// ZeRO-3 gathers a unit's weights before and frees them after. Several hooks nest: those that come first in the list are called
+// first before a unit and last after it.
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
@@ -30,30 +35,34 @@ class Gpt {
  public:
   explicit Gpt(const GptConfig& config);
 
-  // Drops everything but layers begin..end-1, and the ends that are not wanted: a pipeline stage, or a chunk of one.
-  void keep(std::int64_t begin, std::int64_t end, bool embedding, bool head);
+  // A pipeline stage, which may be several chunks: parameters of all other units get an empty part. They do not disappear, so
+  // every rank names the same parameters in the same order when it loads, gathers or adds up norms. (Those that are here get a
+  // segment, which may be the whole dim: other ranks take part when they are gathered. A tied weight whose other end is
+  // elsewhere counts half.)
+  void keep(const std::vector<Units>& here);
 
   // Each parameter once (a tied weight too), in forward order.
   [[nodiscard]] std::vector<Parameter*> parameters() const;
   void materialise(const StorageOptions& options, Stream& stream);
 
-  // One micro-batch (ctx.batch) through what is here. input [R, H] is the previous stage's output, unused where the embedding
-  // is here. Returns the residual stream [R, H]; with the head here the loss is added to ctx.loss_sum instead and the result is
-  // undefined.
-  Tensor forward(Context& ctx, const Tensor& input, Saved& saved);
-  // doutput: the gradient of forward's result (unused where the head is here). Returns that of input (undefined where the
-  // embedding is here).
-  Tensor backward(Context& ctx, const Tensor& doutput, Saved& saved);
+  // One micro-batch (ctx.batch) through some units. input [R, H] is what the unit before them made, unused by the embedding.
+  // Returns the residual stream [R, H]; the head adds the loss to ctx.loss_sum instead, and the result is undefined.
+  Tensor forward(Context& ctx, const Tensor& input, Saved& saved, Units units = {});
+  // doutput: the gradient of forward's result (unused by the head). Returns that of input (undefined from the embedding).
+  Tensor backward(Context& ctx, const Tensor& doutput, Saved& saved, Units units = {});
   // Logits [T, V] of the micro-batch; keeps nothing.
   [[nodiscard]] Tensor logits(Context& ctx);
 
   [[nodiscard]] const GptConfig& config() const { return config_; }
-  std::unique_ptr<Embedding> embedding;  // null where it is not here
+  std::unique_ptr<Embedding> embedding;
   std::vector<std::unique_ptr<Block>> blocks;
   std::unique_ptr<Head> head;
   std::vector<UnitHooks*> hooks;  // not owned
 
  private:
+  [[nodiscard]] std::int64_t unit_count() const { return config_.layers + 2; }
+  [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters_of(std::int64_t unit) const;
+
   GptConfig config_;
 };
 

@@ -20,13 +20,12 @@ struct Segment {
 
 // Which part of a global tensor a rank holds. Whatever must know about sharding (initialisation, checkpoints, comparison, the
 // gradient norm, replica checks) reads this and nothing else. Applied in this order:
-//   1. segments of one dim, in local order (a packed [q|k|v] weight has three);
-//   2. the pipeline stages that hold it (a tied weight lives on two);
-//   3. a flat range of what is left, after ZeRO: elements of the row-major local part.
+//   1. segments of one dim, in local order (a packed [q|k|v] weight has three; what lives on other ranks altogether, as another
+//      pipeline stage's weights, has none);
+//   2. a flat range of what is left, after ZeRO: elements of the row-major local part.
 struct Placement {
   int dim = -1;  // -1: not cut
   std::vector<Segment> segments;
-  std::vector<int> stages;
   std::int64_t flat_begin = 0, flat_end = -1;  // -1: to the end
 };
 
@@ -86,8 +85,10 @@ class Parameter {
   [[nodiscard]] std::int64_t pending() const { return pending_; }
 
   int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
-  // Called when the last contribution of the step has been enqueued: the gradient is final.
-  std::function<void(Parameter&)> on_final;
+  // Called when the last contribution of the step has been enqueued: the gradient is final on that stream, whatever other
+  // streams have still to do. Who adds to it on a stream of its own, and has another wait for that, wraps the other's function
+  // and calls it with its own stream.
+  std::function<void(Parameter&, Stream&)> on_final;
 
  private:
   std::int64_t pending_ = 0;
@@ -103,7 +104,8 @@ void paste(HostTensor& global, const HostTensor& part, const Placement& placemen
 [[nodiscard]] Tensor held_part(const Parameter& p, const Tensor& tensor);
 
 // The communication that makes a global tensor of the parts that the ranks hold. Every rank calls it, for the same parameters
-// in the same order: those whose placement has segments or a flat range.
+// in the same order: those whose placement has segments or a flat range. So a parameter that is cut anywhere has one or the
+// other everywhere, be it a segment of the whole dim.
 using Gather = std::function<HostTensor(const Parameter&, const HostTensor& part)>;
 // The global tensor of one of a parameter's tensors. Throws std::logic_error if some of it is elsewhere and there is no gather.
 [[nodiscard]] HostTensor gather_global(const Parameter& p, const Tensor& tensor, Stream& stream, const Gather& gather = {});

@@ -1,6 +1,8 @@
 // Forward and backward over the micro-batches of one optimizer step: gradient accumulation.
 #pragma once
 
+#include <functional>
+
 #include "common/model/gpt.h"
 #include "common/train/dataset.h"
 #include "common/train/loader.h"
@@ -13,6 +15,12 @@ struct AccumulationFaults {
   bool mean_per_micro_batch = false;  // each micro-batch's own mean, not divided by their number
   bool keep_gradients = false;        // gradients are not zeroed between steps
 };
+
+// Calls pass(m, micro-batch) for each of the batch's micro-batches of `micro_batch` contiguous samples (the last may be
+// smaller), in order; the next one is copied to the device meanwhile. ctx.batch is set during the call. Scales are the law of
+// gradients': loss_scale 1 / valid labels of the global batch, aux_loss_scale 1 / micro-batches of all replicas.
+void for_each_micro_batch(Context& ctx, Loader& loader, const GlobalBatch& batch, std::int64_t micro_batch,
+                          const std::function<void(std::int64_t m, MicroBatch& b)>& pass);
 
 // Adds the gradients of a global batch, cut into micro-batches of `micro_batch` contiguous samples (the last may be smaller),
 // to the parameters, and its loss to ctx.loss_sum (summed over valid labels, not yet divided).

@@ -164,7 +164,12 @@ std::int64_t read_step(const Json& state, const std::string& state_path) {
 
 }  // namespace
 
-void save(Trainer& trainer, const std::string& dir) {
+void save(Trainer& trainer, const std::string& dir, bool writes) {
+  if (!writes) {
+    (void)trainer.global_weights();
+    (void)moments(trainer);
+    return;
+  }
   const std::string step = "step_" + std::to_string(trainer.steps_taken());
   TemporaryFolder folder(fs::path(dir) / (step + kPartial + std::to_string(getpid())));
   write_safetensors(folder.file(kModel), trainer.global_weights());

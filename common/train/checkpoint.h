@@ -15,8 +15,9 @@
 
 namespace ref5d {
 
-// InputError if DIR cannot be made, RunError if the disk is full; either way nothing half-written stays.
-void save(Trainer& trainer, const std::string& dir);
+// Every rank calls it, since parts are gathered; one of them writes. InputError if DIR cannot be made, RunError if the disk is
+// full; either way nothing half-written stays.
+void save(Trainer& trainer, const std::string& dir, bool writes = true);
 // Continues from DIR's newest checkpoint (or from DIR itself if it is one). InputError naming what is missing, truncated or of
 // another shape.
 void resume(Trainer& trainer, const std::string& dir);

@@ -52,6 +52,7 @@ struct GlobalBatch {
   std::int64_t first_sample = 0;
   std::vector<Row> rows;
   std::int64_t valid_labels = 0;
+  std::int64_t replicas = 1;  // of the model, that share the batch: auxiliary losses are the mean over all their micro-batches
 
   // The one division of the law of gradients: the loss is summed over valid labels and divided by their number in the global
   // batch. A batch without a valid label has loss 0 and gradient 0.

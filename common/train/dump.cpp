@@ -1,5 +1,7 @@
 #include "common/train/dump.h"
 
+#include <stdexcept>
+
 #include "common/kernels/elementwise.h"
 
 namespace ref5d {
@@ -19,7 +21,14 @@ void DumpProbe::see(const std::string& name, const Tensor& tensor, Stream& strea
 
 NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq) const {
   NamedTensors all = parts_;
-  for (auto& [name, t] : all) t.shape = {batch, seq, t.numel() / (batch * seq)};
+  for (auto& [name, t] : all) {
+    if (t.shape[0] != batch * seq) {
+      throw std::logic_error("the dump of " + name + " has " + std::to_string(t.shape[0]) + " rows for " +
+                             std::to_string(batch) + " x " + std::to_string(seq) +
+                             " tokens: those of other ranks were not gathered");
+    }
+    t.shape = {batch, seq, t.numel() / (batch * seq)};
+  }
   return all;
 }
 

@@ -26,9 +26,11 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
       context_(stream_),
       loader_(options.model, options.storage.dtype, stream_) {
   if (options.cut) options.cut(gpt_);
-  gpt_.materialise(options.storage, stream_);
+  for (Parameter* p : gpt_.parameters()) {
+    materialise(*p, options.storage, stream_);
+    if (options.shard) options.shard(*p);
+  }
   if (!options.load.empty()) load_weights(gpt_, options.load, stream_);
-  if (options.shard) options.shard(gpt_);
   optimizer_ = std::make_unique<Optimizer>(gpt_.parameters(), options.optimizer, stream_);
   context_.dtype = options.storage.dtype;
   context_.gemm = options.gemm;

@@ -31,8 +31,9 @@ struct TrainerOptions {
   // What a layout over several ranks brings along; all empty on one device.
   // Called once the model is built and before it has storage: changes placements and swaps parts.
   std::function<void(Gpt&)> cut;
-  // Called once the parameters have their weights and before the optimizer makes its state: gives up what other ranks hold.
-  std::function<void(Gpt&)> shard;
+  // Called for each parameter as soon as its storage is filled, and before the next one's is allocated: gives up what other
+  // ranks hold. So no rank needs the whole model at any time.
+  std::function<void(Parameter&)> shard;
   // Stands in for accumulate_gradients: leaves the final gradients in the parameters and the loss in ctx.loss_sum. It is given
   // the whole global batch, and keeps the number of its valid labels whatever share of the rows it takes.
   std::function<void(Gpt&, Context& ctx, Loader&, const GlobalBatch&)> accumulate;

@@ -1,6 +1,8 @@
 // The tiny GPT: its backward against finite differences, its seams, and the invariances that later lessons stand on.
 #include <gtest/gtest.h>
 
+#include "common/io/safetensors.h"
+#include "tests/support/io_testing.h"
 #include "tests/support/model_testing.h"
 
 namespace ref5d::testing {
@@ -60,9 +62,8 @@ TEST_P(Variants, ParameterCountIsTheClosedForm) {
 }
 
 // A model cut in two stages and joined again gives the gradients of the whole: the seam that pipelines use. Two micro-batches
-// are in flight at once, and weight gradients are put off to the end.
-TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
-  GptConfig c = variant(GetParam());
+// are in flight at once, and weight gradients are put off to the end. `chunks` go back and forth between the stages.
+void expect_stages_equal_the_whole(const GptConfig& c, const std::vector<Units>& chunks) {
   const std::vector<Row> rows = some_rows(c, 2);
   const Dataset data(rows);
   const NamedValues whole = gradients_of(options_for(c, 2, 1), data);
@@ -70,10 +71,27 @@ TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
   Stream& stream = device().compute();
   StorageOptions storage;
   storage.dtype = Dtype::kFp64;
-  Gpt first(c), second(c);
-  first.keep(0, 1, true, false);
-  second.keep(1, 2, false, true);
-  for (Gpt* g : {&first, &second}) g->materialise(storage, stream);
+  Gpt stages[2] = {Gpt(c), Gpt(c)};
+  std::vector<Units> here[2];
+  for (std::size_t i = 0; i < chunks.size(); ++i) here[i % 2].push_back(chunks[i]);
+  std::size_t present = 0;
+  for (int s = 0; s < 2; ++s) {
+    stages[s].keep(here[s]);
+    stages[s].materialise(storage, stream);
+    for (Parameter* p : stages[s].parameters()) {
+      p->begin_step(stream, 2);
+      present += p->local_numel() > 0 ? 1 : 0;
+    }
+  }
+  std::size_t final_gradients = 0;
+  for (Gpt& g : stages) {
+    for (Parameter* p : g.parameters()) {
+      p->on_final = [&](Parameter&, Stream& on) {
+        ++final_gradients;
+        EXPECT_EQ(&on, &stream);
+      };
+    }
+  }
   WeightGrads later;
   later.defer(true);
   Context ctx(stream);
@@ -82,11 +100,6 @@ TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
   ctx.dropout_seed = storage.seed;
   ctx.weight_grads = &later;
   ctx.loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream);
-  for (Gpt* g : {&first, &second}) {
-    for (Parameter* p : g->parameters()) p->begin_step(stream, 2);
-  }
-  int final_gradients = 0;
-  for (Parameter* p : first.parameters()) p->on_final = [&](Parameter&) { ++final_gradients; };
 
   Loader loader(c, Dtype::kFp64, stream);
   const double scale = global_batch(data, 0, 2).loss_scale();
@@ -95,36 +108,70 @@ TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
     loader.start({&rows[m], 1}, static_cast<std::int64_t>(m));
     batches.push_back(loader.take(scale));
   }
-  std::vector<Saved> saved_first(2), saved_second(2);
+  std::vector<std::vector<Saved>> saved(2);
   std::vector<Tensor> boundary(2);
   for (std::size_t m = 0; m < 2; ++m) {
     ctx.batch = &batches[m];
-    boundary[m] = first.forward(ctx, {}, saved_first[m]);
+    saved[m].resize(chunks.size());
+    for (std::size_t i = 0; i < chunks.size(); ++i)
+      boundary[m] = stages[i % 2].forward(ctx, boundary[m], saved[m][i], chunks[i]);
   }
   for (std::size_t m = 0; m < 2; ++m) {
     ctx.batch = &batches[m];
-    second.forward(ctx, boundary[m], saved_second[m]);
-    const Tensor d = second.backward(ctx, {}, saved_second[m]);
-    first.backward(ctx, d, saved_first[m]);
-    EXPECT_TRUE(saved_first[m].empty() && saved_second[m].empty());
+    for (std::size_t i = chunks.size(); i-- > 0;) {
+      boundary[m] = stages[i % 2].backward(ctx, boundary[m], saved[m][i], chunks[i]);
+      EXPECT_TRUE(saved[m][i].empty());
+    }
   }
   EXPECT_FALSE(later.empty());
   EXPECT_GT(device().memory().current(MemoryCategory::kDeferredWeightGradients), 0);
   later.run_all();
   EXPECT_EQ(device().memory().current(MemoryCategory::kDeferredWeightGradients), 0);
-  EXPECT_EQ(final_gradients, static_cast<int>(first.parameters().size()));
+  EXPECT_EQ(final_gradients, present);
 
   NamedValues joined;
-  for (Gpt* g : {&first, &second}) {
-    for (Parameter* p : g->parameters()) {
-      std::vector<double> values = p->final_gradient().to_doubles(stream);
+  for (Gpt& g : stages) {
+    for (Parameter* p : g.parameters()) {
+      if (p->local_numel() == 0) continue;
+      const std::vector<double> values = p->final_gradient().to_doubles(stream);
       auto [it, fresh] = joined.try_emplace(p->name, values);
+      EXPECT_EQ(p->placement.segments.at(0).replicas, c.tied && p == g.embedding->tokens.get() ? 2 : 1) << p->name;
       if (!fresh) {  // a tied weight on both stages: its gradient is the sum
         for (std::size_t i = 0; i < values.size(); ++i) it->second[i] += values[i];
       }
     }
   }
   expect_equal(joined, whole, 1e-12);
+}
+
+TEST_P(Variants, StagesWithDeferredWeightGradientsEqualTheWhole) {
+  const GptConfig c = variant(GetParam());
+  ASSERT_EQ(c.layers, 2);
+  expect_stages_equal_the_whole(c, {{0, 2}, {2, 4}});
+  expect_stages_equal_the_whole(c, {{0, 1}, {1, 2}, {2, 3}, {3, -1}});  // two chunks each
+}
+
+// What is elsewhere has an empty part: a stage loads a whole file, and names every parameter.
+TEST(Stages, HaveEveryParameterAndLoadAWholeFile) {
+  const GptConfig c = variant("llama_tied");
+  const TempDir dir;
+  const Dataset data(some_rows(c, 1));
+  Trainer whole(options_for(c, 1, 1), data);
+  write_safetensors(dir.path("w"), whole.global_weights());
+  TrainerOptions o = options_for(c, 1, 1);
+  o.storage.seed = 99;
+  o.load = dir.path("w");
+  o.cut = [](Gpt& gpt) { gpt.keep({{2, -1}}); };
+  Trainer stage(o, data);
+  ASSERT_EQ(stage.gpt().parameters().size(), whole.gpt().parameters().size());
+  for (std::size_t i = 0; i < stage.gpt().parameters().size(); ++i) {
+    const Parameter &part = *stage.gpt().parameters()[i], &all = *whole.gpt().parameters()[i];
+    EXPECT_EQ(part.name, all.name);
+    const bool here = part.name.find("layers.1.") != std::string::npos || part.name == "model.norm.weight" ||
+                      part.name == "model.embed_tokens.weight";
+    const std::vector<double> expected = here ? all.weight.to_doubles(whole.stream()) : std::vector<double>{};
+    EXPECT_EQ(part.weight.to_doubles(stage.stream()), expected) << part.name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Variants,

@@ -118,7 +118,7 @@ TEST(Placing, UnevenCutsPackedSegmentsAndFlatRangesRoundTrip) {
 
 TEST(Placing, APartWithoutAFlatRangeKeepsItsDims) {
   EXPECT_EQ(cut(counting({4, 6}), along(1, {{2, 3}, {4, 6}})).shape, (Shape{4, 3}));
-  EXPECT_EQ(cut(counting({4, 6}), {1, {{2, 3}, {4, 6}}, {}, 5, 9}).shape, (Shape{4}));
+  EXPECT_EQ(cut(counting({4, 6}), {1, {{2, 3}, {4, 6}}, 5, 9}).shape, (Shape{4}));
   EXPECT_EQ(cut(counting({4, 6}), along(1, {{2, 2}})).numel(), 0);
 }
 
@@ -126,7 +126,7 @@ TEST(Placing, ARangeOutsideOfThePartIsAnError) {
   const HostTensor global = counting({4, 6});
   HostTensor target = global;
   for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, 13}, {-1, 4}, {5, 4}, {13, -1}}) {
-    const Placement placement{0, {{0, 2}}, {}, begin, end};
+    const Placement placement{0, {{0, 2}}, begin, end};
     EXPECT_THROW((void)cut(global, placement), std::logic_error) << begin << " " << end;
     EXPECT_THROW(paste(target, global, placement), std::logic_error);
   }
@@ -142,7 +142,7 @@ StorageOptions in(Dtype dtype) {
 TEST(Placing, TheGlobalTensorNeedsAGatherOnlyWhereSomeOfItIsElsewhere) {
   // All of it is here: uncut, held by every rank of an axis, in another order, or in one flat range.
   for (const Placement& placement :
-       {Placement{}, along(0, {{0, 4, 8}}), along(1, {{4, 6}, {0, 4}}), Placement{-1, {}, {}, 0, 24}}) {
+       {Placement{}, along(0, {{0, 4, 8}}), along(1, {{4, 6}, {0, 4}}), Placement{-1, {}, 0, 24}}) {
     Parameter whole("w", {4, 6}, Init::kNormal, 0.02, true), p("w", {4, 6}, Init::kNormal, 0.02, true);
     p.placement = placement;
     for (Parameter* each : {&whole, &p}) materialise(*each, in(Dtype::kFp32), stream());
@@ -154,7 +154,7 @@ TEST(Placing, TheGlobalTensorNeedsAGatherOnlyWhereSomeOfItIsElsewhere) {
     const bool cut_somewhere = placement.dim >= 0 || placement.flat_end >= 0;
     EXPECT_EQ(calls, cut_somewhere ? 1 : 0) << "other ranks may hold nothing, and wait for this one";
   }
-  for (const Placement& placement : {along(1, {{0, 5}}), Placement{-1, {}, {}, 0, 23}, Placement{0, {{0, 2}}, {}, 3, 3}}) {
+  for (const Placement& placement : {along(1, {{0, 5}}), Placement{-1, {}, 0, 23}, Placement{0, {{0, 2}}, 3, 3}}) {
     Parameter p("model.w", {4, 6}, Init::kNormal, 0.02, true);
     p.placement = placement;
     materialise(p, in(Dtype::kFp32), stream());
@@ -172,7 +172,7 @@ TEST(Placing, TheGlobalTensorNeedsAGatherOnlyWhereSomeOfItIsElsewhere) {
 
 TEST(Placing, TheHeldPartIsTheFlatRangeOfAWholeTensorOrATensorOfTheRange) {
   Parameter p("w", {4, 6}, Init::kNormal, 0.02, true);
-  p.placement = {0, {{1, 3}}, {}, 5, 9};
+  p.placement = {0, {{1, 3}}, 5, 9};
   materialise(p, in(Dtype::kFp64), stream());
   const std::vector<double> all = values_of(p.weight), part = values_of(held_part(p, p.weight));
   EXPECT_EQ(part, std::vector<double>(all.begin() + 5, all.begin() + 9));

@@ -59,26 +59,53 @@ class Trainers : public ::testing::Test {
   const Dataset data_ = small_data(small_model());
 };
 
-// shard sees weights and no optimizer state; after_update sees the step's new weights.
+// shard sees each parameter's weights before the next one has storage, and no optimizer state; after_update sees the step's new
+// weights.
 TEST_F(Trainers, ShardAndAfterUpdateComeInTheirPlaces) {
   TrainerOptions o = small_options();
-  int sharded = 0;
+  const auto held = [](MemoryCategory c) { return device().memory().current(c); };
+  const std::int64_t state_before = held(MemoryCategory::kOptimizer);
+  std::int64_t weights = held(MemoryCategory::kParameters);
+  std::vector<std::string> sharded, names;
   std::vector<double> seen;
-  const auto first_weight = [](Gpt& gpt) { return gpt.parameters()[0]->weight.to_doubles(device().compute())[0]; };
-  const std::int64_t state_before = device().memory().current(MemoryCategory::kOptimizer);
-  o.shard = [&](Gpt& gpt) {
-    ++sharded;
-    seen.push_back(first_weight(gpt));
-    EXPECT_EQ(device().memory().current(MemoryCategory::kOptimizer), state_before);
+  o.shard = [&](Parameter& p) {
+    if (sharded.empty()) seen.push_back(p.weight.to_doubles(device().compute())[0]);
+    sharded.push_back(p.name);
+    weights += p.weight.bytes();
+    EXPECT_EQ(held(MemoryCategory::kParameters), weights) << p.name;
+    EXPECT_EQ(held(MemoryCategory::kOptimizer), state_before);
   };
+  const auto first_weight = [](Gpt& gpt) { return gpt.parameters()[0]->weight.to_doubles(device().compute())[0]; };
   o.after_update = [&](Gpt& gpt, Context&) { seen.push_back(first_weight(gpt)); };
   Trainer trainer(o, data_);
   for (int s = 0; s < 2; ++s) (void)trainer.step();
-  EXPECT_EQ(sharded, 1);
+  for (const Parameter* p : trainer.gpt().parameters()) names.push_back(p->name);
+  EXPECT_EQ(sharded, names);
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_NE(seen[0], seen[1]);
   EXPECT_NE(seen[1], seen[2]);
   EXPECT_EQ(seen[2], first_weight(trainer.gpt()));
+}
+
+// With several replicas a micro-batch's auxiliary loss counts as one of all of theirs.
+TEST_F(Trainers, ScalesOfMicroBatchesFollowTheLawOfGradients) {
+  TrainerOptions o = small_options();
+  o.global_batch = 5;
+  std::vector<std::int64_t> rows;
+  o.accumulate = [&](Gpt&, Context& ctx, Loader& loader, const GlobalBatch& batch) {
+    GlobalBatch mine = batch;
+    mine.replicas = 4;
+    for_each_micro_batch(ctx, loader, mine, 2, [&](std::int64_t m, MicroBatch& b) {
+      EXPECT_EQ(m, static_cast<std::int64_t>(rows.size()));
+      EXPECT_EQ(ctx.batch, &b);
+      EXPECT_EQ(b.loss_scale, batch.loss_scale());
+      EXPECT_EQ(b.aux_loss_scale, 1.0 / (3 * 4));
+      rows.push_back(b.batch);
+    });
+    EXPECT_EQ(ctx.batch, nullptr);
+  };
+  Trainer(o, data_).accumulate();
+  EXPECT_EQ(rows, (std::vector<std::int64_t>{2, 2, 1}));
 }
 
 // A rank's half of every MLP, cut as tensor parallelism cuts it: up and gate by rows, down by columns.
