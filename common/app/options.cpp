@@ -72,7 +72,6 @@ void add_output_flags(CommandLine& line, Options& o) {
   line.group("Checks");
   line.add_switch("--verify", o.verify, "train the single-device baseline too and compare everything");
   line.add_option("--verify-steps", o.verify_steps, "at most this many steps are compared; later ones are chaotic", kCount);
-  line.add_flag("--check-order", o.check_order, "compare the order of communication calls over all ranks");
   line.add_option("--sabotage", o.sabotage, "plant a classic mistake, which must be noticed; 'list' prints them", "NAME");
   line.group("Output");
   line.add_option("--json", o.json, "write the report", "FILE");
@@ -108,10 +107,12 @@ void add_common_flags(CommandLine& line, Options& options) {
 }
 
 void add_communication_flags(CommandLine& line, Options& o) {
+  o.mesh = true;
   line.add_choice("--comm", o.comm, "backend; auto: NCCL where every rank has its own GPU", {"auto", "mpi", "nccl"});
   line.add_choice("--reduce-dtype", o.reduce_dtype, "in which gradients of bf16 weights are reduced",
                   {Dtype::kFp32, Dtype::kBf16});
   line.add_option("--ranks-per-node", o.ranks_per_node, "instead of what the hosts' names say", kSize);
+  line.add_flag("--check-order", o.check_order, "compare the order of communication calls over all ranks");
   line.add_option("--timeout", o.timeout, "seconds a rank waits for another", kAboveZero);
 }
 
@@ -142,12 +143,13 @@ ValueList to_config(const Options& o) {
   list.emplace_back("dtype", std::string(dtype_name(o.dtype)));
   list.insert(list.end(), {{"recompute", o.recompute}, {"gemm", o.gemm}, {"attention", o.attention}});
   list.insert(list.end(), {{"fused-grad-accum", o.fused_grad_accum}, {"fp32-grads", o.fp32_grads}});
-  for (const auto& [axis, size] : o.axes) list.emplace_back(axis, size);
-  list.emplace_back("comm", o.comm);
-  list.emplace_back("reduce-dtype", std::string(dtype_name(o.reduce_dtype)));
-  put_optional(list, "ranks-per-node", o.ranks_per_node);
-  list.insert(list.end(),
-              {{"timeout", o.timeout}, {"verify", o.verify}, {"verify-steps", o.verify_steps}, {"check-order", o.check_order}});
+  if (o.mesh) {
+    for (const auto& [axis, size] : o.axes) list.emplace_back(axis, size);
+    list.insert(list.end(), {{"comm", o.comm}, {"reduce-dtype", std::string(dtype_name(o.reduce_dtype))}});
+    put_optional(list, "ranks-per-node", o.ranks_per_node);
+    list.insert(list.end(), {{"check-order", o.check_order}, {"timeout", o.timeout}});
+  }
+  list.insert(list.end(), {{"verify", o.verify}, {"verify-steps", o.verify_steps}});
   put_text(list, "sabotage", o.sabotage);
   put_text(list, "json", o.json);
   put_text(list, "trace", o.trace);

@@ -43,11 +43,13 @@ struct Options {
   bool fused_grad_accum = false;
   bool fp32_grads = true;  // accumulate gradients of bf16 weights in fp32
 
-  // Mesh and communication, in programs that allow an axis.
+  // Mesh and communication, in programs that allow an axis (CommandLine::allow_axis).
+  bool mesh = false;
   std::map<std::string, std::int64_t> axes;  // those that were given
   std::string comm = "auto";                 // auto | mpi | nccl
   Dtype reduce_dtype = Dtype::kFp32;         // of gradients of bf16 weights: fp32 or bf16
   std::optional<std::int64_t> ranks_per_node;
+  bool check_order = false;
   double timeout = 300;  // seconds a rank waits for another
 
   // Checks.
@@ -55,7 +57,6 @@ struct Options {
   // Steps that are compared with the baseline. Training is chaotic: rounding grows with every step, so a comparison of late
   // steps says nothing about the arithmetic.
   std::int64_t verify_steps = 20;
-  bool check_order = false;
   std::string sabotage;  // empty: none
 
   // Output; empty paths: not written.
@@ -74,11 +75,11 @@ class CommandLine;
 // Adds the flags of all fields except the mesh to `line`, with the values in `options` as their defaults; parsing writes to
 // `options`, which must outlive `line`.
 void add_common_flags(CommandLine& line, Options& options);
-// Adds --comm, --reduce-dtype, --ranks-per-node and --timeout.
+// Adds --comm, --reduce-dtype, --ranks-per-node, --check-order and --timeout, and sets options.mesh.
 void add_communication_flags(CommandLine& line, Options& options);
 
 // The settings as keys (flags without dashes) and values, for the report. Model fields appear where they override the preset,
-// paths and sabotage where given.
+// paths and sabotage where given, communication where there is a mesh.
 [[nodiscard]] ValueList to_config(const Options& options);
 
 }  // namespace ref5d

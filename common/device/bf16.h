@@ -24,7 +24,7 @@ struct bf16 {
     const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
   }
-  REF5D_HD explicit bf16(double d) : bf16(static_cast<float>(d)) {}
+  REF5D_HD explicit bf16(double d) : bf16(rounded_to_odd(d)) {}
   REF5D_HD explicit operator float() const {
     const std::uint32_t u = static_cast<std::uint32_t>(bits) << 16;
     float f;
@@ -32,6 +32,20 @@ struct bf16 {
     return f;
   }
   REF5D_HD explicit operator double() const { return static_cast<double>(static_cast<float>(*this)); }
+
+ private:
+  // fp64 to bf16 is one rounding. Through a float rounded to nearest it would be two, and miss ties by a hair. So the float is
+  // rounded to odd: an inexact value keeps a set last bit, which the second rounding never takes for a tie.
+  REF5D_HD static float rounded_to_odd(double d) {
+    float nearest = static_cast<float>(d);
+    const double back = nearest;
+    std::uint32_t u;
+    memcpy(&u, &nearest, 4);
+    const bool inexact = back != d && d == d, away_from_zero = (back < 0 ? -back : back) > (d < 0 ? -d : d);
+    if (inexact && (u & 1u) == 0) u = away_from_zero ? u - 1 : u + 1;
+    memcpy(&nearest, &u, 4);
+    return nearest;
+  }
 };
 static_assert(sizeof(bf16) == 2);
 

@@ -12,16 +12,6 @@ enum class FlopsKind {
   kAttention,    // scores and weighted sums of the pairs (query, key) that the mask lets see each other
   kCount
 };
-[[nodiscard]] constexpr const char* flops_kind_name(FlopsKind k) {
-  switch (k) {
-    case FlopsKind::kBlockLinear: return "block linear";
-    case FlopsKind::kHead: return "head";
-    case FlopsKind::kAttention: return "attention";
-    case FlopsKind::kCount: break;
-  }
-  return "?";
-}
-
 class FlopsLedger {
  public:
   void add(FlopsKind k, std::int64_t flops) { counts_[static_cast<int>(k)] += flops; }

@@ -44,11 +44,10 @@ Row empty_row(std::size_t seq) {
 }
 
 // Both ways of placing documents: a row is closed when it is full and, unless `share`, at the end of a document.
-std::vector<Row> place_documents(std::span<const Document> documents, std::int64_t seq, std::int64_t max_rows, bool share) {
+std::vector<Row> place_documents(std::span<const Document> documents, std::int64_t seq, bool share) {
   check_seq(seq);
   const auto length = static_cast<std::size_t>(seq);
   std::vector<Row> rows;
-  const auto is_done = [&] { return static_cast<std::int64_t>(rows.size()) >= max_rows; };
   Row row = empty_row(length);
   const auto close = [&] {
     append_padding(row, length);
@@ -56,15 +55,14 @@ std::vector<Row> place_documents(std::span<const Document> documents, std::int64
     row = empty_row(length);
   };
   for (const Document document : documents) {
-    for (std::size_t from = 0; from < document.size() && !is_done();) {
+    for (std::size_t from = 0; from < document.size();) {
       const std::size_t count = std::min(document.size() - from, length - row.tokens.size());
       append_piece(row, document, from, count);
       from += count;
       if (row.tokens.size() == length || (from == document.size() && !share)) close();
     }
-    if (is_done()) break;
   }
-  if (!row.tokens.empty() && !is_done()) close();
+  if (!row.tokens.empty()) close();
   return rows;
 }
 
@@ -86,12 +84,12 @@ std::vector<Document> split_documents(std::span<const std::int32_t> tokens, cons
   return documents;
 }
 
-std::vector<Row> pack_documents(std::span<const Document> documents, std::int64_t seq, std::int64_t max_rows) {
-  return place_documents(documents, seq, max_rows, true);
+std::vector<Row> pack_documents(std::span<const Document> documents, std::int64_t seq) {
+  return place_documents(documents, seq, true);
 }
 
-std::vector<Row> pad_documents(std::span<const Document> documents, std::int64_t seq, std::int64_t max_rows) {
-  return place_documents(documents, seq, max_rows, false);
+std::vector<Row> pad_documents(std::span<const Document> documents, std::int64_t seq) {
+  return place_documents(documents, seq, false);
 }
 
 Row plain_row(std::span<const std::int32_t> tokens, std::int64_t offset, std::int64_t seq) {

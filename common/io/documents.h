@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -47,16 +46,12 @@ struct Row {
   std::int64_t useful = 0;
 };
 
-inline constexpr std::int64_t kAllRows = std::numeric_limits<std::int64_t>::max();
-
 // Rows in which documents follow each other, in order; only the last row may end in padding. Nothing is lost: a document
-// longer than what remains of a row is cut. At most max_rows rows are made. Throws InputError if seq < 1.
-[[nodiscard]] std::vector<Row> pack_documents(std::span<const Document> documents, std::int64_t seq,
-                                              std::int64_t max_rows = kAllRows);
+// longer than what remains of a row is cut. Throws InputError if seq < 1.
+[[nodiscard]] std::vector<Row> pack_documents(std::span<const Document> documents, std::int64_t seq);
 
 // Rows of one document each, the rest padding; a document longer than seq is cut into several rows.
-[[nodiscard]] std::vector<Row> pad_documents(std::span<const Document> documents, std::int64_t seq,
-                                             std::int64_t max_rows = kAllRows);
+[[nodiscard]] std::vector<Row> pad_documents(std::span<const Document> documents, std::int64_t seq);
 
 // The window [offset, offset + seq) of a stream, as one document. The last label is the token after the window, or
 // kIgnoreLabel where the stream ends. Throws InputError if the window leaves the stream.

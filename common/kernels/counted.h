@@ -21,7 +21,7 @@ template <typename T>
 
 // Read, and overwritten in its place.
 template <typename T>
-[[nodiscard]] T* updates(const Tensor& t) {
+[[nodiscard]] T* reads_and_writes(const Tensor& t) {
   device().bytes().read(t.bytes());
   return writes<T>(t);
 }

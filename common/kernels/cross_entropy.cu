@@ -146,8 +146,8 @@ void expect_rows(const Tensor& logits, const Tensor& loss, const Tensor& labels)
 void cross_entropy(Stream& stream, const Tensor& logits, const Tensor& loss, const Tensor& labels, double scale) {
   expect_rows(logits, loss, labels);
   dispatch(logits.dtype(), [&]<typename T>() {
-    launch<cross_entropy_kernel<T>>(stream, unsigned(logits.dim(0)), block_size(256), updates<T>(logits), writes<Acc<T>>(loss),
-                                    reads<std::int32_t>(labels), logits.dim(1), Acc<T>(scale));
+    launch<cross_entropy_kernel<T>>(stream, unsigned(logits.dim(0)), block_size(256), reads_and_writes<T>(logits),
+                                    writes<Acc<T>>(loss), reads<std::int32_t>(labels), logits.dim(1), Acc<T>(scale));
   });
 }
 

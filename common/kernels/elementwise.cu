@@ -34,37 +34,16 @@ __global__ void bias_backward_kernel(Acc<T>* __restrict__ partials, const T* __r
   }
 }
 
-// One rounding, to nearest even. fp64 to bf16 goes through a float rounded to odd: rounded to nearest it would be a second
-// rounding, which misses ties by a hair; an inexact value that keeps a set last bit is never taken for a tie.
-template <typename To, typename From>
-__device__ __forceinline__ To rounded_to(From v) {
-  if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, double>) {
-    float nearest = static_cast<float>(v);
-    std::uint32_t bits;
-    memcpy(&bits, &nearest, 4);
-    const double back = nearest;
-    const std::uint32_t toward_zero = (back < 0 ? -back : back) > (v < 0 ? -v : v) ? 1u : 0u;
-    const bool inexact = back != v && v == v;
-    bits = inexact && (bits & 1u) == 0 ? bits + 1 - 2 * toward_zero : bits;
-    memcpy(&nearest, &bits, 4);
-    return bf16(nearest);
-  } else if constexpr (std::is_same_v<To, From>) {
-    return v;
-  } else {
-    return To(v);
-  }
-}
-
 template <typename To, typename From>
 __global__ void convert_kernel(To* __restrict__ to, const From* __restrict__ from, std::int64_t n) {
-  for (std::int64_t i : grid_range(n)) to[i] = rounded_to<To>(from[i]);
+  for (std::int64_t i : grid_range(n)) to[i] = To(from[i]);
 }
 
 template <typename Y, typename X>
 __global__ void scaled_add_kernel(Y* __restrict__ y, const X* __restrict__ x, std::int64_t n, double alpha) {
   using A = std::conditional_t<std::is_same_v<Y, double> || std::is_same_v<X, double>, double, float>;
   const A a = A(alpha);
-  for (std::int64_t i : grid_range(n)) y[i] = rounded_to<Y>(A(A(y[i]) + a * A(x[i])));
+  for (std::int64_t i : grid_range(n)) y[i] = Y(A(y[i]) + a * A(x[i]));
 }
 
 template <typename T>

@@ -85,8 +85,6 @@ class WeightGrads {
   }
   void defer(bool deferred) { deferred_ = deferred; }
   [[nodiscard]] bool empty() const { return queue_.empty(); }
-  // Moves the queued work out (a schedule keeps one queue per micro-batch and chunk).
-  [[nodiscard]] std::vector<Work> take() { return std::exchange(queue_, {}); }
 
  private:
   bool deferred_ = false;

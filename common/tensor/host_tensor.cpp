@@ -7,24 +7,13 @@
 #include <cstring>
 #include <limits>
 
+#include "common/device/bf16.h"
 #include "common/device/error.h"
 
 namespace ref5d {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "files and host tensors are little-endian");
-
-// fp64 to bf16 in one rounding. Through a float rounded to nearest it would round twice and miss ties by a hair, so the
-// float is rounded to odd: an inexact value keeps a set last bit, which the second rounding then sees as "not a tie".
-std::uint16_t bf16_from_double(double value) {
-  const float nearest = static_cast<float>(value);
-  auto bits = std::bit_cast<std::uint32_t>(nearest);
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-  if (static_cast<double>(nearest) != value && (bits & 1u) == 0) {
-    bits = std::fabs(static_cast<double>(nearest)) > std::fabs(value) ? bits - 1 : bits + 1;
-  }
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 std::int32_t int32_from_double(double value, std::size_t index) {
   const double rounded = std::nearbyint(value);  // ties to even in the default rounding mode
@@ -80,7 +69,7 @@ HostTensor HostTensor::from_doubles(const std::vector<double>& values, std::vect
     switch (dtype) {
       case Dtype::kFp64: store(tensor.data, i, values[i]); break;
       case Dtype::kFp32: store(tensor.data, i, static_cast<float>(values[i])); break;
-      case Dtype::kBf16: store(tensor.data, i, bf16_from_double(values[i])); break;
+      case Dtype::kBf16: store(tensor.data, i, bf16(values[i]).bits); break;
       case Dtype::kInt32: store(tensor.data, i, int32_from_double(values[i], i)); break;
     }
   }

@@ -106,8 +106,8 @@ int main(int argc, char** argv) {
     std::int64_t threads = device().threads();
     line.group("Bench");
     line.add_option("--threads", threads, "host threads for kernels and BLAS", {1, 1024});
-    for (const char* flag : {"--verify", "--verify-steps", "--check-order", "--sabotage", "--trace", "--dump", "--dump-level",
-                             "--sample", "--load", "--save", "--resume"})
+    for (const char* flag : {"--verify", "--verify-steps", "--sabotage", "--trace", "--dump", "--dump-level", "--sample",
+                             "--load", "--save", "--resume"})
       line.forbid(flag, "bench only measures; the lessons' programs have it");
     if (line.parse(argc, argv) == ParseOutcome::kEnd) return 0;
     Device::select(0);

@@ -163,8 +163,6 @@ void note_different_start(DumpComparison& comparison) {
   }
 }
 
-std::string scientific(double x) { return x == 0 ? "0" : fmt::format("{:.2e}", x); }
-
 std::string table_of(const std::vector<TensorComparison>& rows, bool departing_only) {
   std::vector<std::vector<std::string>> cells{{"tensor", "shape", "relative error", "max |a-b|", "tolerance", "", ""}};
   for (const TensorComparison& row : rows) {

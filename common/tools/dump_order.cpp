@@ -137,17 +137,6 @@ DumpPlace reversed(DumpPlace place) {
 
 }  // namespace
 
-const char* section_name(DumpSection section) {
-  switch (section) {
-    case DumpSection::kForward: return "forward";
-    case DumpSection::kBackward: return "backward";
-    case DumpSection::kFinal: return "final weights";
-    case DumpSection::kInitial: return "initial weights";
-    case DumpSection::kOther: return "others";
-  }
-  return "?";
-}
-
 DumpOrder::DumpOrder(std::span<const std::string> names) {
   std::int64_t layers = 0, hidden = 0;
   for (const std::string& name : names) {

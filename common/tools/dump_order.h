@@ -13,8 +13,6 @@ namespace ref5d {
 // The parts of a dump, in the order in which they are listed.
 enum class DumpSection { kForward, kBackward, kFinal, kInitial, kOther };
 
-[[nodiscard]] const char* section_name(DumpSection section);
-
 // Where a tensor belongs: compare as a whole.
 struct DumpPlace {
   DumpSection section = DumpSection::kOther;

@@ -133,7 +133,6 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
     record.peak_bytes.emplace_back(category, device().memory().peak(category));
     record.current_bytes.emplace_back(category, device().memory().current(category));
   }
-  record.total_peak_bytes = device().memory().total_peak();
   return record;
 }
 

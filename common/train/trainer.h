@@ -97,9 +97,8 @@ struct RunRecord {
   std::vector<StepResult> steps;
   RunValues values;                                                                // of the compared steps
   std::vector<std::pair<MemoryCategory, std::int64_t>> peak_bytes, current_bytes;  // peaks over the steps
-  std::int64_t total_peak_bytes = 0;
-  FlopsLedger flops_per_step;                        // of the first step
-  [[nodiscard]] std::vector<double> losses() const;  // of all steps
+  FlopsLedger flops_per_step;                                                      // of the first step
+  [[nodiscard]] std::vector<double> losses() const;                                // of all steps
   [[nodiscard]] double median_step_ms() const;
   [[nodiscard]] std::int64_t peak(MemoryCategory category) const;
 };

@@ -43,8 +43,6 @@ std::vector<Group> group_checks(std::span<const Check> checks) {
   return groups;
 }
 
-std::string number(double x) { return x == 0 ? "0" : fmt::format("{:.2e}", x); }
-
 // Whole numbers exactly, others with six digits.
 std::string quantity(double x, const std::string& unit) {
   std::string text;
@@ -111,8 +109,8 @@ std::string checks_table(std::span<const Check> checks) {
     const Check& w = *g.worst;
     const std::string rest = w.name == g.name ? "" : w.name.substr(g.name.size() + 1);
     const std::string verdict = g.failed == 0 ? verdict_word(true) : fmt::format("FAIL ({})", g.failed);
-    rows.push_back({g.name, fmt::format("{}", g.checks), rest, w.measure, number(w.value), number(w.tolerance),
-                    w.max_abs < 0 ? "" : number(w.max_abs), verdict});
+    rows.push_back({g.name, fmt::format("{}", g.checks), rest, w.measure, scientific(w.value), scientific(w.tolerance),
+                    w.max_abs < 0 ? "" : scientific(w.max_abs), verdict});
     failed += g.failed;
   }
   std::string text = format_table(rows, "lrllrrrl");
@@ -121,7 +119,8 @@ std::string checks_table(std::span<const Check> checks) {
   std::vector<std::vector<std::string>> failures{{"failed check", "measure", "value", "tolerance", "max |a-b|"}};
   for (const Check& c : checks) {
     if (!c.pass)
-      failures.push_back({c.name, c.measure, number(c.value), number(c.tolerance), c.max_abs < 0 ? "" : number(c.max_abs)});
+      failures.push_back(
+          {c.name, c.measure, scientific(c.value), scientific(c.tolerance), c.max_abs < 0 ? "" : scientific(c.max_abs)});
   }
   return text + format_table(failures, "llrrr");
 }

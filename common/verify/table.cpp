@@ -41,6 +41,8 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows, cons
   return text;
 }
 
+std::string scientific(double x) { return x == 0 ? "0" : fmt::format("{:.2e}", x); }
+
 std::string human_bytes(std::int64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes);

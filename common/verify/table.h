@@ -11,6 +11,9 @@ namespace ref5d {
 // 'l' left or 'r' right. Every line ends in a newline and has no trailing blanks.
 [[nodiscard]] std::string format_table(const std::vector<std::vector<std::string>>& rows, const std::string& align);
 
+// "1.23e-04", "0".
+[[nodiscard]] std::string scientific(double x);
+
 // "1.50 MiB", "512 B": powers of 1024, three digits or so.
 [[nodiscard]] std::string human_bytes(std::int64_t bytes);
 

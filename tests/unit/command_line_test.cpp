@@ -58,7 +58,9 @@ TEST(CommandLineTest, WithoutArgumentsKeepsTheDefaults) {
   Program program;
   EXPECT_EQ(program.parse({}), ParseOutcome::kRun);
   const Options& o = program.line.options();
-  EXPECT_EQ(to_config(o), to_config(Options{}));
+  Options defaults;
+  defaults.mesh = true;  // this program allows axes
+  EXPECT_EQ(to_config(o), to_config(defaults));
   EXPECT_EQ(o.model, "tiny");
   EXPECT_FALSE(o.layers.has_value());
   EXPECT_TRUE(o.verify);
@@ -330,6 +332,7 @@ TEST(ToConfigTest, HasOneTypedValuePerSetting) {
   Options o;
   o.layers = 3;
   o.qk_norm = false;
+  o.mesh = true;
   o.axes = {{"dp", 2}};
   o.json = "r.json";
   const ValueList list = to_config(o);
@@ -349,6 +352,9 @@ TEST(ToConfigTest, HasOneTypedValuePerSetting) {
   EXPECT_EQ(value("json"), Value(std::string("r.json")));
   EXPECT_EQ(value("recompute"), Value(std::string("none"))) << "text, not a boolean";
   EXPECT_FALSE(keys.contains("hidden"));
+  EXPECT_TRUE(keys.contains("comm") && keys.contains("check-order"));
+  o.mesh = false;
+  for (const auto& [key, v] : to_config(o)) EXPECT_TRUE(key != "comm" && key != "timeout" && key != "dp") << key;
   EXPECT_FALSE(keys.contains("trace"));
   ValueList changed = list;
   set_value(changed, "layers", std::int64_t{4});
