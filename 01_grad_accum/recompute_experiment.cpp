@@ -5,6 +5,7 @@
 
 #include "01_grad_accum/experiments.h"
 #include "common/app/settings.h"
+#include "common/train/run_record.h"
 
 namespace ref5d::grad_accum {
 

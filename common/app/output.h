@@ -5,6 +5,7 @@
 
 #include "common/app/options.h"
 #include "common/train/dump.h"
+#include "common/train/run_record.h"
 #include "common/train/trainer.h"
 #include "common/verify/report.h"
 

@@ -1,10 +1,11 @@
+#include "common/io/weights_reader.h"
+
 #include <fmt/core.h>
 
 #include <filesystem>
 
 #include "common/device/error.h"
 #include "common/io/json.h"
-#include "common/io/safetensors.h"
 
 namespace ref5d {
 namespace {

@@ -1,7 +1,5 @@
 #include "common/model/parameter.h"
 
-#include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "common/device/error.h"
@@ -9,31 +7,6 @@
 #include "common/kernels/random.h"
 
 namespace ref5d {
-
-Shape local_shape(const Shape& global, const Placement& placement) {
-  if (placement.dim < 0) return global;
-  Shape shape = global;
-  auto& dim = shape[static_cast<std::size_t>(placement.dim)] = 0;
-  for (const Segment& s : placement.segments) dim += s.end - s.begin;
-  return shape;
-}
-
-std::vector<Runs> runs_of(const Shape& global, const Placement& placement) {
-  const std::int64_t n = product(global);
-  if (placement.dim < 0) return {{1, n, 0, n, 0, n}};
-  const auto d = static_cast<std::size_t>(placement.dim);
-  std::int64_t outer = 1, inner = 1;
-  for (std::size_t i = 0; i < d; ++i) outer *= global[i];
-  for (std::size_t i = d + 1; i < global.size(); ++i) inner *= global[i];
-  const std::int64_t local_dim = local_shape(global, placement)[d];
-  std::vector<Runs> runs;
-  std::int64_t at = 0;
-  for (const Segment& s : placement.segments) {
-    runs.push_back({outer, (s.end - s.begin) * inner, at * inner, local_dim * inner, s.begin * inner, global[d] * inner});
-    at += s.end - s.begin;
-  }
-  return runs;
-}
 
 void Parameter::begin_step(Stream& stream, std::int64_t micro_batches, bool zero) {
   pending_ = uses * micro_batches;
@@ -54,65 +27,6 @@ void Parameter::end_contribution(Stream& stream) {
   if (pending_ == 0 && on_final) on_final(*this, stream);
 }
 
-namespace {
-
-struct FlatRange {
-  std::int64_t begin, end;
-  [[nodiscard]] std::int64_t size() const { return end - begin; }
-};
-
-FlatRange flat_range(const Placement& placement, std::int64_t local_numel) {
-  const FlatRange range{placement.flat_begin, placement.flat_end < 0 ? local_numel : placement.flat_end};
-  if (range.begin < 0 || range.begin > range.end || range.end > local_numel) {
-    throw std::logic_error("the flat range " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
-                           " is not in a part of " + std::to_string(local_numel) + " elements");
-  }
-  return range;
-}
-
-// Calls copy(global offset, offset in the part, elements) for each contiguous stretch of the part.
-template <typename F>
-void for_each_stretch(const Shape& global, const Placement& placement, F&& copy) {
-  const FlatRange range = flat_range(placement, product(local_shape(global, placement)));
-  for (const Runs& runs : runs_of(global, placement)) {
-    for (std::int64_t i = 0; i < runs.count; ++i) {
-      const std::int64_t local = runs.local_begin + i * runs.local_stride;
-      const std::int64_t begin = std::max(local, range.begin), end = std::min(local + runs.length, range.end);
-      if (begin < end) copy(runs.global_begin + i * runs.global_stride + (begin - local), begin - range.begin, end - begin);
-    }
-  }
-}
-
-bool whole_range(const Placement& placement) { return placement.flat_begin == 0 && placement.flat_end < 0; }
-
-}  // namespace
-
-HostTensor cut(const HostTensor& global, const Placement& placement) {
-  const Shape shape = local_shape(global.shape, placement);
-  const std::int64_t elements = flat_range(placement, product(shape)).size();
-  const std::size_t size = dtype_size(global.dtype);
-  HostTensor part{global.dtype, whole_range(placement) ? shape : Shape{elements},
-                  std::vector<std::byte>(static_cast<std::size_t>(elements) * size)};
-  for_each_stretch(global.shape, placement, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(part.data.data() + static_cast<std::size_t>(to) * size,
-                global.data.data() + static_cast<std::size_t>(from) * size, static_cast<std::size_t>(n) * size);
-  });
-  return part;
-}
-
-void paste(HostTensor& global, const HostTensor& part, const Placement& placement) {
-  if (part.dtype != global.dtype) throw std::logic_error("paste between dtypes");
-  const std::int64_t elements = flat_range(placement, product(local_shape(global.shape, placement))).size();
-  if (part.numel() != elements) {
-    throw std::logic_error("paste of " + std::to_string(part.numel()) + " elements into a part of " + std::to_string(elements));
-  }
-  const std::size_t size = dtype_size(global.dtype);
-  for_each_stretch(global.shape, placement, [&](std::int64_t to, std::int64_t from, std::int64_t n) {
-    std::memcpy(global.data.data() + static_cast<std::size_t>(to) * size,
-                part.data.data() + static_cast<std::size_t>(from) * size, static_cast<std::size_t>(n) * size);
-  });
-}
-
 Tensor held_part(const Parameter& p, const Tensor& tensor) {
   const FlatRange range = flat_range(p.placement, p.local_numel());
   if (!tensor || tensor.numel() == range.size()) return tensor;
@@ -126,8 +40,7 @@ Tensor held_part(const Parameter& p, const Tensor& tensor) {
 HostTensor gather_global(const Parameter& p, const Tensor& tensor, Stream& stream, const Gather& gather) {
   const HostTensor part = held_part(p, tensor).to_host(stream);
   // Not only where something is missing: a rank that happens to hold all of it must take part where another holds nothing.
-  const bool is_cut = p.placement.dim >= 0 || !whole_range(p.placement);
-  if (is_cut && gather) return gather(p, part);
+  if (is_cut(p.placement) && gather) return gather(p, part);
   const std::int64_t n = product(p.global_shape);
   if (part.numel() != n) {
     throw std::logic_error(p.name + " is cut: " + std::to_string(part.numel()) + " of its " + std::to_string(n) +

@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "common/train/run_record.h"
 #include "common/train/trainer.h"
 
 namespace ref5d {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/kernels/adamw.h"
+#include "common/kernels/grad_norm.h"
 #include "common/model/parameter.h"
 
 namespace ref5d {

@@ -7,7 +7,7 @@
 
 #include "common/device/error.h"
 #include "common/io/llmc_model.h"
-#include "common/io/safetensors.h"
+#include "common/io/weights_reader.h"
 
 namespace ref5d {
 

@@ -4,6 +4,7 @@
 
 #include "common/device/error.h"
 #include "common/io/safetensors.h"
+#include "common/io/weights_reader.h"
 #include "tests/support/io_testing.h"
 
 namespace ref5d {

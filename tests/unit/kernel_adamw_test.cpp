@@ -2,6 +2,7 @@
 
 #include "common/kernels/adamw.h"
 #include "common/kernels/elementwise.h"
+#include "common/kernels/grad_norm.h"
 #include "tests/support/kernel_repeat.h"
 
 namespace ref5d::testing {

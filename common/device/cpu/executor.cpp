@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
@@ -270,33 +269,6 @@ void host_task(Stream& stream, const std::string& name, std::function<void()> ta
 
 void enqueue_polled(Stream& stream, PolledWork work) {
   cpu::executor().push(stream.impl(), {Entry::Kind::kPolled, std::move(work), {}});
-}
-
-void copy_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes == 0) return;
-  const auto* begin = static_cast<const std::byte*>(from);
-  cpu::enqueue(stream, "copy to device",
-               [to, staged = std::vector<std::byte>(begin, begin + bytes)] { std::memcpy(to, staged.data(), staged.size()); });
-}
-
-void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) cpu::enqueue(stream, "copy to device", [=] { std::memcpy(to, from, bytes); });
-}
-
-void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  stream.synchronize();
-  if (bytes == 0) return;
-  const auto begin = std::chrono::steady_clock::now();
-  std::memcpy(to, from, bytes);
-  if (device().profiler().on()) device().profiler().add(stream.name(), "copy to host", begin, std::chrono::steady_clock::now());
-}
-
-void copy_on_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) cpu::enqueue(stream, "copy", [=] { std::memcpy(to, from, bytes); });
-}
-
-void fill_zero(Stream& stream, void* to, std::size_t bytes) {
-  if (bytes > 0) cpu::enqueue(stream, "fill zero", [=] { std::memset(to, 0, bytes); });
 }
 
 }  // namespace ref5d
