@@ -8,6 +8,8 @@ extern "C" void openblas_set_num_threads(int threads);  // another BLAS's cblas.
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
 
 #include "common/app/command_line.h"
 #include "common/app/output.h"
@@ -78,7 +80,10 @@ void multiply_by_openblas(Transpose ta, Transpose tb, const Tensor& a, const Ten
 }
 #endif
 
-void print_time_by_kernel(std::int64_t steps) {
+constexpr std::int64_t kProfiledSteps = 3;
+
+void print_time_by_kernel() {
+  constexpr double steps = kProfiledSteps;
   const auto totals = device().profiler().by_name();
   std::vector<std::pair<std::string, Profiler::Total>> rows(totals.begin(), totals.end());
   std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
@@ -87,10 +92,78 @@ void print_time_by_kernel(std::int64_t steps) {
   fmt::print("\n{:<44} {:>10} {:>12} {:>7}\n", "kernel", "calls/step", "ms/step", "share");
   for (const auto& [name, t] : rows) {
     if (t.us < 0.002 * all) continue;
-    fmt::print("{:<44} {:>10.0f} {:>12.3f} {:>6.1f}%\n", name, static_cast<double>(t.calls) / static_cast<double>(steps),
-               t.us / 1e3 / static_cast<double>(steps), 100 * t.us / all);
+    fmt::print("{:<44} {:>10.0f} {:>12.3f} {:>6.1f}%\n", name, static_cast<double>(t.calls) / steps, t.us / 1e3 / steps,
+               100 * t.us / all);
   }
-  fmt::print("{:<44} {:>10} {:>12.3f}\n", "all kernels", "", all / 1e3 / static_cast<double>(steps));
+  fmt::print("{:<44} {:>10} {:>12.3f}\n", "all kernels", "", all / 1e3 / steps);
+}
+
+// Forward, backward and AdamW, `steps` times, after two steps that are not counted.
+RunRecord train(Trainer& trainer, const Options& options) {
+  const StepPrinter printer(options.steps, options.quiet);
+  for (int warm = 0; warm < 2; ++warm) (void)trainer.step();
+  return record_run(trainer, options.steps, 0, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
+}
+
+void profile(Trainer& trainer) {
+  device().profiler().start();
+  for (std::int64_t i = 0; i < kProfiledSteps; ++i) (void)trainer.step();
+  device().synchronize();
+  device().profiler().stop();
+}
+
+double linear_flops(const RunRecord& run) {
+  return static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
+}
+
+// What the step is to be set against: the matrix product's own rate, and on the CPU in fp32 OpenBLAS's and the multipliers'.
+void measure_bounds(std::map<std::string, double>& timing, const TrainerOptions& settings, double linear_rate) {
+  const std::int64_t tokens = settings.micro_batch * settings.model.seq;
+  timing["gemm_gflops"] = product_rate(settings.model, tokens, settings.storage.dtype,
+                                       [&](Transpose ta, Transpose tb, const Tensor& a, const Tensor& b, const Tensor& c) {
+                                         gemm(device().compute(), settings.gemm, ta, tb, 1, a, b, 0, c);
+                                       });
+  timing["share_of_gemm"] = linear_rate / timing["gemm_gflops"];
+#ifndef REF5D_CUDA
+  if (settings.storage.dtype != Dtype::kFp32) return;
+  timing["fma_peak_gflops"] = fma_peak_gflops(device().threads());
+  openblas_set_num_threads(device().threads());
+  timing["openblas_gflops"] = product_rate(settings.model, tokens, Dtype::kFp32, multiply_by_openblas);
+  timing["share_of_openblas"] = linear_rate / timing["openblas_gflops"];
+#endif
+}
+
+void print_summary(const Report& report, const Options& options, const GptConfig& model, const RunRecord& run) {
+  const auto timing = [&](const char* key) {
+    const auto found = report.timing.find(key);
+    return found == report.timing.end() ? 0.0 : found->second;
+  };
+  const int threads = device().threads();
+  const std::string with = Device::mode() == "cuda" ? "" : fmt::format("{} thread{} on ", threads, threads == 1 ? "" : "s");
+  const std::int64_t sequences = options.micro_batch * options.grad_accum;
+  fmt::print("\n{} parameters, {} x {} tokens a step, {}, {}{}\n", model.parameter_count(), sequences, model.seq,
+             dtype_name(options.dtype), with, Device::description());
+  fmt::print("step                       {:>10.1f} ms (median of {})\n", timing("step_ms"), options.steps);
+  fmt::print("tokens/s                   {:>10.0f}\n", timing("tokens_per_s"));
+  fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear_flops(run) / 1e9,
+             static_cast<double>(run.flops_per_step.count(FlopsKind::kAttention)) / 1e9);
+  fmt::print("GFLOP/s                    {:>10.1f}\n", timing("gflops"));
+  const auto print_rate = [&](const std::string& name, double rate, double share) {
+    if (rate > 0) {
+      fmt::print("{:<26} {:>10.1f} GFLOP/s at the same products; the step's linear flops run at {:.1f}% of it\n", name, rate,
+                 100 * share);
+    }
+  };
+  const bool packed = Device::mode() == "cpu" && options.gemm == "blas";
+  print_rate(fmt::format("gemm ({})", packed ? "packed" : options.gemm), timing("gemm_gflops"), timing("share_of_gemm"));
+  print_rate("OpenBLAS", timing("openblas_gflops"), timing("share_of_openblas"));
+  if (const double peak = timing("fma_peak_gflops"); peak > 0) {
+    const double bound_ms = static_cast<double>(run.flops_per_step.total()) / peak / 1e6;
+    fmt::print("multiply-adds alone        {:>10.1f} GFLOP/s: a step's flops would take {:.1f} ms, {:.0f} tokens/s\n", peak,
+               bound_ms, static_cast<double>(sequences * model.seq) / bound_ms * 1e3);
+  }
+  if (const double mfu = timing("mfu"); mfu > 0)
+    fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu);
 }
 
 }  // namespace
@@ -118,67 +191,18 @@ int main(int argc, char** argv) {
       throw InputError(fmt::format("--threads {}, but OMP_THREAD_LIMIT allows {}", threads, device().threads()));
 
     const GptConfig model = model_config(options);
-    DatasetOptions from = dataset_options(options, model);
-    const Dataset data(from);
+    const Dataset data(dataset_options(options, model));
     Trainer trainer(trainer_options(options, model), data);
-    const StepPrinter printer(options.steps, options.quiet);
-    for (int warm = 0; warm < 2; ++warm) (void)trainer.step();
-    const RunRecord run =
-        record_run(trainer, options.steps, 0, [&](std::int64_t s, const StepResult& r) { printer.step(s, r); });
+    const RunRecord run = train(trainer, options);
+    profile(trainer);
 
-    device().profiler().start();
-    constexpr std::int64_t kProfiled = 3;
-    for (std::int64_t i = 0; i < kProfiled; ++i) (void)trainer.step();
-    device().synchronize();
-    device().profiler().stop();
-
-    const std::int64_t tokens = options.micro_batch * model.seq;
-    const double ms = run.median_step_ms(), gflops = static_cast<double>(run.flops_per_step.total()) / ms / 1e6;
-    const GemmKind kind = trainer_options(options, model).gemm;
-    const double rate = product_rate(model, tokens, options.dtype,
-                                     [&](Transpose ta, Transpose tb, const Tensor& a, const Tensor& b, const Tensor& c) {
-                                       gemm(device().compute(), kind, ta, tb, 1, a, b, 0, c);
-                                     });
-    const auto linear =
-        static_cast<double>(run.flops_per_step.count(FlopsKind::kBlockLinear) + run.flops_per_step.count(FlopsKind::kHead));
     Report report = new_report("bench", options, model);
     fill_report(report, options, model, run, Verdict());
-    report.timing["gemm_gflops"] = rate;
-    report.timing["share_of_gemm"] = linear / ms / 1e6 / rate;
-#ifndef REF5D_CUDA
-    if (options.dtype == Dtype::kFp32) {
-      report.timing["fma_peak_gflops"] = fma_peak_gflops(static_cast<int>(threads));
-      openblas_set_num_threads(static_cast<int>(threads));
-      report.timing["openblas_gflops"] = product_rate(model, tokens, options.dtype, multiply_by_openblas);
-      report.timing["share_of_openblas"] = linear / ms / 1e6 / report.timing["openblas_gflops"];
-    }
-#endif
     report.timing["threads"] = static_cast<double>(threads);
+    measure_bounds(report.timing, trainer.options(), linear_flops(run) / report.timing["step_ms"] / 1e6);
     if (!options.json.empty()) report.write_json(options.json);
-
-    print_time_by_kernel(kProfiled);
-    const std::string with = Device::mode() == "cuda" ? "" : fmt::format("{} thread{} on ", threads, threads == 1 ? "" : "s");
-    fmt::print("\n{} parameters, {} x {} tokens a step, {}, {}{}\n", model.parameter_count(),
-               options.micro_batch * options.grad_accum, model.seq, dtype_name(options.dtype), with, Device::description());
-    fmt::print("step                       {:>10.1f} ms (median of {})\n", ms, options.steps);
-    fmt::print("tokens/s                   {:>10.0f}\n", report.timing["tokens_per_s"]);
-    fmt::print("GFLOP a step               {:>10.2f} linear + {:.2f} attention\n", linear / 1e9,
-               static_cast<double>(run.flops_per_step.count(FlopsKind::kAttention)) / 1e9);
-    fmt::print("GFLOP/s                    {:>10.1f}\n", gflops);
-    const auto print_rate = [&](const char* name, double gflops_of) {
-      fmt::print("{:<26} {:>10.1f} GFLOP/s at the same products; the step's linear flops run at {:.1f}% of it\n", name,
-                 gflops_of, 100 * linear / ms / 1e6 / gflops_of);
-    };
-    const bool packed = std::string_view(Device::mode()) == "cpu" && options.gemm == "blas";
-    print_rate(fmt::format("gemm ({})", packed ? "packed" : options.gemm).c_str(), rate);
-    if (report.timing.contains("openblas_gflops")) print_rate("OpenBLAS", report.timing["openblas_gflops"]);
-    if (const auto peak = report.timing.find("fma_peak_gflops"); peak != report.timing.end()) {
-      const double bound = static_cast<double>(run.flops_per_step.total()) / peak->second / 1e6;
-      fmt::print("multiply-adds alone        {:>10.1f} GFLOP/s: a step's flops would take {:.1f} ms, {:.0f} tokens/s\n",
-                 peak->second, bound, static_cast<double>(tokens * options.grad_accum) / bound * 1e3);
-    }
-    if (const auto mfu = report.timing.find("mfu"); mfu != report.timing.end())
-      fmt::print("mfu                        {:>9.1f}% (of --peak-tflops)\n", 100 * mfu->second);
+    print_time_by_kernel();
+    print_summary(report, options, model, run);
     return 0;
   });
 }
