@@ -13,6 +13,9 @@ constexpr IntegerRange kCount{1, 1'000'000'000};
 constexpr NumberRange kAtLeastZero{.min = 0};
 constexpr NumberRange kAboveZero{.min = 0, .open_min = true};
 constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
+// Where fp32 still tells them from 1 and from 0.
+constexpr NumberRange kDropout{.min = 0, .max = 0.999};
+constexpr NumberRange kEpsilon{.min = 1e-30};
 
 void add_model_flags(CommandLine& line, Options& o) {
   line.group("Model (a preset, and what overrides its fields)");
@@ -30,10 +33,10 @@ void add_model_flags(CommandLine& line, Options& o) {
   line.add_switch("--qk-norm", o.qk_norm, "a norm over the head dim of queries and keys");
   line.add_switch("--biases", o.biases, "a bias on every linear layer of a block");
   line.add_switch("--tied", o.tied, "the head's weight is the embedding's");
-  line.add_option("--norm-eps", o.norm_eps, "added to the variance in a norm", kAboveZero);
+  line.add_option("--norm-eps", o.norm_eps, "added to the variance in a norm", kEpsilon);
   line.add_option("--rope-theta", o.rope_theta, "base of RoPE's wavelengths", kAboveZero);
   line.add_option("--init-std", o.init_std, "standard deviation of initial weights", kAtLeastZero);
-  line.add_option("--dropout", o.dropout, "probability of dropping a value", kBelowOne);
+  line.add_option("--dropout", o.dropout, "probability of dropping a value", kDropout);
 }
 
 void add_batch_flags(CommandLine& line, Options& o) {
@@ -54,7 +57,7 @@ void add_optimizer_flags(CommandLine& line, Options& o) {
   line.add_option("--clip", o.clip, "largest global gradient norm; 0: no clipping", kAtLeastZero);
   line.add_option("--beta1", o.beta1, "decay of the first moment", kBelowOne);
   line.add_option("--beta2", o.beta2, "decay of the second moment", kBelowOne);
-  line.add_option("--eps", o.eps, "added to the root of the second moment", kAboveZero);
+  line.add_option("--eps", o.eps, "added to the root of the second moment", kEpsilon);
 }
 
 void add_numerics_flags(CommandLine& line, Options& o) {

@@ -36,6 +36,8 @@ void check_file(const char* flag, const std::string& path) {
 void check_save_folder(const std::string& path) {
   std::error_code error;
   fs::path existing = fs::absolute(path, error).lexically_normal();
+  if (fs::is_symlink(existing, error) && !fs::exists(existing, error))
+    throw InputError(fmt::format("--save {} is a link to nothing; give the name of a folder", path));
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
   if (!fs::is_directory(existing, error))
     throw InputError(fmt::format("--save {}: {} is a file; give the name of a folder", path, existing.string()));

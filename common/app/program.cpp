@@ -19,13 +19,10 @@ namespace ref5d {
 
 namespace {
 
-// One line, whatever a message quotes; and if stderr is closed, the exit status must do.
+// If stderr is closed, the exit status must do.
 int report_error(const std::string& name, const char* message, int status) {
   std::fflush(stdout);
-  std::string line = fmt::format("{}: {}", name, message);
-  std::replace_if(
-      line.begin(), line.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
-  std::fputs((line + "\n").c_str(), stderr);
+  std::fputs(error_line(name, message).c_str(), stderr);
   return status;
 }
 
@@ -62,6 +59,15 @@ int flushed(const std::string& name, int status) {
 }
 
 }  // namespace
+
+std::string error_line(const std::string& program, std::string_view message) {
+  constexpr std::size_t kMost = 2000;
+  std::string line = fmt::format("{}: {}", program, message);
+  if (line.size() > kMost) line = line.substr(0, kMost / 2) + " ... " + line.substr(line.size() - kMost / 2);
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
+  return line + "\n";
+}
 
 int run_program(const std::string& name, char** argv, const std::function<int()>& body) {
   share_cores_politely(argv);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "common/train/trainer.h"
 
@@ -11,6 +12,9 @@ namespace ref5d {
 // Runs body() and returns the process's exit status: what body returns, 2 for InputError, 3 for RunError and any other
 // exception, with one line on stderr that starts with the program's name.
 [[nodiscard]] int run_program(const std::string& name, char** argv, const std::function<int()>& body);
+
+// "PROGRAM: MESSAGE" and a newline, as one line whatever the message quotes, and of a length that can be read.
+[[nodiscard]] std::string error_line(const std::string& program, std::string_view message);
 
 // For programs of one process: InputError if a launcher (mpiexec, srun) started several, which would each train the same and
 // overwrite each other's files. Ranks other than 0 end here, with status 2 and without a word.

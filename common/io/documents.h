@@ -30,6 +30,8 @@ struct DocumentSeparator {
 
   // For text: a blank line, "\n\n" and the newlines that follow it.
   [[nodiscard]] static DocumentSeparator blank_line() { return {{'\n', '\n'}, true, false}; }
+  // The same in a text whose lines end in carriage return and newline.
+  [[nodiscard]] static DocumentSeparator crlf_blank_line() { return {{'\r', '\n', '\r', '\n'}, false, false}; }
   // For tokenised text: a token after each document, or before each.
   [[nodiscard]] static DocumentSeparator end_of_text(std::int32_t token) { return {{token}, false, false}; }
   [[nodiscard]] static DocumentSeparator begin_of_text(std::int32_t token) { return {{token}, false, true}; }

@@ -216,6 +216,9 @@ Json Json::object(std::initializer_list<Member> members) {
 }
 
 Json Json::parse(std::string_view text, std::string_view what) {
+  // To the parser a NUL is the end of the text.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw InputError(fmt::format("{} is not valid JSON: a NUL at position {}", what, nul));
   Builder builder(what);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder))
     throw InputError(fmt::format("{} is not valid JSON", what));

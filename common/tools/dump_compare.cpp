@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/app/command_line.h"
+#include "common/app/program.h"
 #include "common/device/error.h"
 #include "common/verify/compare.h"
 #include "common/verify/table.h"
@@ -211,6 +212,11 @@ DumpComparison compare_dumps(const SafetensorsFile& a, const SafetensorsFile& b,
       const HostTensor reference = b.read(name);
       compare_tensor(a.read(name), reference, floors.at(group_of(name)).of(reference.numel()),
                      is_computed(name, row.section) ? computed : 0, settings, row);
+      const std::string &in_file_a = a.info(name).dtype, &in_file_b = b.info(name).dtype;
+      if (settings.bitwise && in_file_a != in_file_b) {  // one may have been converted as it was read
+        row.departs = true;
+        row.note = fmt::format("{} in A, {} in B", in_file_a, in_file_b);
+      }
     } else {
       const bool only_a = in_a.contains(name);
       row.shape = shape_text((only_a ? a : b).info(name).shape);
@@ -246,6 +252,13 @@ std::string comparison_text(const DumpComparison& comparison, bool all) {
   return text;
 }
 
+namespace {
+void flush(std::FILE* out) {
+  if (std::fflush(out) == 0 && std::ferror(out) == 0) return;
+  throw RunError("cannot write to stdout: the disk is full or the reader is gone");
+}
+}  // namespace
+
 int run_compare(int argc, const char* const* argv, std::FILE* out, std::FILE* err) try {
   CommandLine line(
       "compare",
@@ -259,20 +272,27 @@ int run_compare(int argc, const char* const* argv, std::FILE* out, std::FILE* er
                   "largest relative error; default, by what computed it: 1e-11 fp64, 1e-5 fp32, 2e-2 bf16", {.min = 0});
   line.add_flag("--bitwise", settings.bitwise, "ask for identical bytes");
   line.add_flag("--all", all, "list every tensor, however many there are");
-  if (line.parse(argc, argv, out) == ParseOutcome::kEnd) return kExitOk;
+  if (line.parse(argc, argv, out) == ParseOutcome::kEnd) {
+    flush(out);
+    return kExitOk;
+  }
   if (settings.bitwise && settings.tolerance)
     throw InputError("--bitwise and --tolerance contradict each other; give one of them");
   const SafetensorsFile file_a(a), file_b(b);
   const DumpComparison comparison = compare_dumps(file_a, file_b, settings);
   fmt::print(out, "A: {}\nB: {} (the reference)\n{}", a, b, comparison_text(comparison, all));
+  flush(out);
   const bool departs =
       std::any_of(comparison.rows.begin(), comparison.rows.end(), [](const TensorComparison& r) { return r.departs; });
   return departs ? kExitCheckFailed : kExitOk;
 } catch (const InputError& e) {
-  fmt::print(err, "compare: {}\n", e.what());
+  std::fputs(error_line("compare", e.what()).c_str(), err);
   return kExitBadInput;
+} catch (const std::bad_alloc&) {
+  std::fputs(error_line("compare", "out of memory: a tensor of each file must fit").c_str(), err);
+  return kExitBroken;
 } catch (const std::exception& e) {
-  fmt::print(err, "compare: {}\n", e.what());
+  std::fputs(error_line("compare", e.what()).c_str(), err);
   return kExitBroken;
 }
 

@@ -1,11 +1,14 @@
 #include "common/train/checkpoint.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
 #include "common/device/error.h"
 #include "common/io/file.h"
@@ -102,14 +105,31 @@ std::string unused_name(const fs::path& dir, const std::string& step) {
   return name;
 }
 
-// Takes away what a newer checkpoint of the same step has replaced.
+// Held while a checkpoint gets its name and its predecessor goes: processes that save into one folder take turns. Goes with the
+// process, and leaves no file. (A file system without locks has none.)
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (fd_ >= 0) (void)flock(fd_, LOCK_EX);
+  }
+  ~FolderLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+// Takes away what a newer checkpoint of the same step has replaced: folders that hold a checkpoint, and nothing of others.
 void remove_replaced(const fs::path& dir, const std::string& step, const std::string& newest) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();
     const bool same_step = name == step || (name.starts_with(step + ".") &&
                                             name.find_first_not_of("0123456789", step.size() + 1) == std::string::npos);
-    if (same_step && name != newest) fs::remove_all(entry.path(), error);
+    if (same_step && name != newest && fs::exists(entry.path() / kState, error)) fs::remove_all(entry.path(), error);
   }
 }
 
@@ -141,8 +161,12 @@ void expect_same(const Json* then, const char* key, const Json& now, const std::
 
 // The samples and the dropout masks of the steps to come follow from the seed and the batch: with others the run would not
 // continue, but be another.
-void check_same_batches(const Json& state, const std::string& state_path, const TrainerOptions& options) {
+void check_same_batches(const Json& state, const std::string& state_path, const Trainer& trainer) {
   constexpr const char* kFlags = "--seed and the same micro-batch x grad-accum";
+  const TrainerOptions& options = trainer.options();
+  const Json* data = state.find("data");
+  if (data != nullptr && !(*data == Json(trainer.data().fingerprint())))
+    throw InputError(state_path + " is of a run on other data; resume with the same --data, --documents and --seq");
   expect_same(state.find("seed"), "seed", options.storage.seed, state_path, kFlags);
   expect_same(state.find("global_batch"), "global_batch", options.global_batch, state_path, kFlags);
 }
@@ -156,8 +180,8 @@ void check_same_model(const Json& state, const std::string& state_path, const Gp
 
 std::int64_t read_step(const Json& state, const std::string& state_path) {
   const Json* step = state.find("step");
-  if (step == nullptr || !step->is_int() || step->as_int() < 0) {
-    throw InputError(state_path + ": \"step\" must be the number of steps taken, a whole number of at least 0");
+  if (step == nullptr || !step->is_int() || step->as_int() < 0 || step->as_int() > std::numeric_limits<std::int32_t>::max()) {
+    throw InputError(state_path + ": \"step\" must be the number of steps taken, a whole number from 0 to 2147483647");
   }
   return step->as_int();
 }
@@ -177,9 +201,11 @@ void save(Trainer& trainer, const std::string& dir, bool writes) {
   const Json state = Json::object({{"step", trainer.steps_taken()},
                                    {"model", trainer.gpt().config().preset},
                                    {"shape", unseen_shape(trainer.gpt().config())},
+                                   {"data", trainer.data().fingerprint()},
                                    {"seed", trainer.options().storage.seed},
                                    {"global_batch", trainer.options().global_batch}});
   write_file(folder.file(kState), state.dump(2) + "\n");
+  const FolderLock lock(dir);
   const std::string name = unused_name(dir, step);
   folder.rename_to(fs::path(dir) / name);
   write_file((fs::path(dir) / kLatest).string(), name + "\n");  // syncs the folder, the rename included
@@ -193,8 +219,8 @@ void resume(Trainer& trainer, const std::string& dir) {
   const std::string state_path = (checkpoint / kState).string();
   const Json state = Json::parse(read_file(state_path), state_path);
   const std::int64_t step = read_step(state, state_path);
-  check_same_batches(state, state_path, trainer.options());
-  load_weights(trainer.gpt(), (checkpoint / kModel).string(), trainer.stream());
+  check_same_batches(state, state_path, trainer);
+  load_weights(trainer.gpt(), (checkpoint / kModel).string(), trainer.stream(), UntiedHead::kOwn);
   check_same_model(state, state_path, trainer.gpt().config());
   const SafetensorsFile moments((checkpoint / kOptimizer).string());
   for (const auto& s : trainer.optimizer().states()) {

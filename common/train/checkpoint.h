@@ -2,7 +2,7 @@
 //
 //   DIR/step_N/model.safetensors      the exact weights (masters where there are), Hugging Face names: --load reads it too
 //   DIR/step_N/optimizer.safetensors  m/NAME and v/NAME
-//   DIR/step_N/state.json             the steps taken, the model, the seed and the global batch
+//   DIR/step_N/state.json             the steps taken, the model, the seed, the global batch, and a fingerprint of the data
 //   DIR/latest                        the name of the newest complete checkpoint
 // A step that is saved again becomes step_N.1, and step_N goes once `latest` names its successor.
 // A checkpoint is written under a temporary name and renamed when it is complete, so a crash or a full disk loses nothing that

@@ -1,9 +1,13 @@
 #include "common/train/dataset.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 
 #include "common/device/error.h"
+#include "common/io/llmc_model.h"
 #include "common/kernels/philox.h"
 #include "common/tensor/ignore_label.h"
 #include "common/train/host_memory.h"
@@ -13,16 +17,24 @@ namespace {
 
 // What separates documents in a token file is up to the program that wrote it: llm.c puts a token before each document (GPT-2's
 // end-of-text, or Llama 3's begin-of-text), nanoGPT puts GPT-2's after each. Texts have blank lines instead.
-DocumentSeparator separator_of(const std::string& kind) {
+DocumentSeparator separator_of(const TokenStream& stream) {
+  const std::string& kind = stream.kind;
   constexpr std::int32_t kGpt2EndOfText = 50256, kLlama3BeginOfText = 128000;
   if (kind == "llm.c") return DocumentSeparator::begin_of_text(kGpt2EndOfText);
   if (kind == "llm.c-llama3") return DocumentSeparator::begin_of_text(kLlama3BeginOfText);
   if (kind == "nanogpt") return DocumentSeparator::end_of_text(kGpt2EndOfText);
-  return DocumentSeparator::blank_line();
+  const auto newline = std::find(stream.tokens.begin(), stream.tokens.end(), '\n');
+  const bool crlf = newline != stream.tokens.begin() && newline != stream.tokens.end() && *(newline - 1) == '\r';
+  return crlf ? DocumentSeparator::crlf_blank_line() : DocumentSeparator::blank_line();
 }
 
 TokenStream read_stream(const DatasetOptions& options) {
-  if (!options.path.empty()) return load_tokens(options.path);
+  if (!options.path.empty()) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(options.path, error) && is_llmc_model(options.path))
+      throw InputError("--data " + options.path + " is a llm.c model, not tokens; give it to --load");
+    return load_tokens(options.path);
+  }
   TokenStream stream;
   stream.kind = "text";
   for (char c : default_text()) stream.tokens.push_back(static_cast<unsigned char>(c));
@@ -42,7 +54,7 @@ void check_padding(std::span<const Document> documents, const DatasetOptions& op
 }
 
 std::vector<Row> document_rows(const TokenStream& stream, const DatasetOptions& options) {
-  const std::vector<Document> documents = split_documents(stream.tokens, separator_of(stream.kind));
+  const std::vector<Document> documents = split_documents(stream.tokens, separator_of(stream));
   check_padding(documents, options);
   return options.documents == "pack" ? pack_documents(documents, options.seq) : pad_documents(documents, options.seq);
 }
@@ -64,6 +76,11 @@ Dataset::Dataset(const DatasetOptions& options) : shuffled_(true), seed_(options
   if (row_count_ == 0) {
     throw InputError(name + " has " + std::to_string(stream_.tokens.size()) + " tokens, too few for one row of " +
                      std::to_string(options.seq) + " and its labels; use a longer file or a smaller --seq");
+  }
+  if (seq_ == 0 && std::all_of(rows_.begin(), rows_.end(), [](const Row& r) { return count_valid_labels(r) == 0; })) {
+    throw InputError(name +
+                     " has no label: each of its documents is a single token, after which nothing is left to predict; use "
+                     "--documents none or another file");
   }
   description_ = name + ": " + std::to_string(stream_.tokens.size()) + " tokens (" + stream_.kind + "), " +
                  std::to_string(row_count_) + " rows of " + std::to_string(options.seq);
@@ -91,6 +108,22 @@ Row Dataset::sample(std::int64_t index) const {
 
 std::int64_t count_valid_labels(const Row& row) {
   return std::count_if(row.labels.begin(), row.labels.end(), [](std::int32_t label) { return label != kIgnoreLabel; });
+}
+
+std::string Dataset::fingerprint() const {
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a, by words
+  const auto add = [&](std::span<const std::int32_t> values) {
+    hash = (hash ^ values.size()) * 1099511628211u;
+    for (const std::int32_t v : values) hash = (hash ^ static_cast<std::uint32_t>(v)) * 1099511628211u;
+  };
+  hash = (hash ^ static_cast<std::uint64_t>(seq_)) * 1099511628211u;
+  if (seq_ > 0) add(stream_.tokens);
+  for (const Row& row : rows_) {
+    add(row.tokens);
+    add(row.labels);
+    add(row.start);
+  }
+  return fmt::format("{:016x}", hash);
 }
 
 GlobalBatch global_batch(const Dataset& data, std::int64_t step, std::int64_t size) {

@@ -21,7 +21,8 @@ struct DatasetOptions {
 // on the seed alone, so every rank finds its own samples without asking.
 class Dataset {
  public:
-  // Reads and checks the file. Throws InputError: missing, truncated, too short for one row, a token beyond the vocabulary.
+  // Reads and checks the file. Throws InputError: missing, truncated, too short for one row, a token beyond the vocabulary,
+  // no label at all.
   explicit Dataset(const DatasetOptions& options);
   // These rows, in this order, over and over.
   explicit Dataset(std::vector<Row> rows) : rows_(std::move(rows)), row_count_(static_cast<std::int64_t>(rows_.size())) {}
@@ -31,6 +32,8 @@ class Dataset {
   // Row i of an epoch before shuffling.
   [[nodiscard]] Row row(std::int64_t i) const;
   [[nodiscard]] const std::string& description() const { return description_; }
+  // Of all rows before shuffling, as 16 hex digits: equal for equal data, and with all likelihood only then.
+  [[nodiscard]] std::string fingerprint() const;
 
  private:
   // Documents are cut into rows once; a plain stream, which may be long, row by row as they are asked for.

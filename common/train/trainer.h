@@ -65,6 +65,7 @@ class Trainer {
   [[nodiscard]] Gpt& gpt() { return gpt_; }
   [[nodiscard]] Optimizer& optimizer() { return *optimizer_; }
   [[nodiscard]] Context& context() { return context_; }
+  [[nodiscard]] const Dataset& data() const { return data_; }
   [[nodiscard]] const Loader& loader() const { return loader_; }
   [[nodiscard]] Stream& stream() { return stream_; }
   [[nodiscard]] std::int64_t steps_taken() const { return optimizer_->steps_taken(); }

@@ -20,12 +20,11 @@ struct Source {
 };
 
 // The name under which the source has the parameter, or "".
-std::string name_in(const Source& source, const std::string& name) {
+std::string name_in(const Source& source, const std::string& name, UntiedHead head) {
   if (source.contains(name)) return name;
   const std::string prefix = "transformer.";  // left out by files on the hub
   if (name.starts_with(prefix) && source.contains(name.substr(prefix.size()))) return name.substr(prefix.size());
-  // An untied model may start from a tied file.
-  if (name == "lm_head.weight") {
+  if (name == "lm_head.weight" && head == UntiedHead::kMayBeEmbedding) {
     for (const char* tied : {"model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"})
       if (source.contains(tied)) return tied;
   }
@@ -38,10 +37,19 @@ bool is_no_weight(const std::string& name, const Gpt& gpt) {
          (gpt.config().tied && name == "lm_head.weight");
 }
 
-void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& stream) {
+// A tied model's head is its embedding: a file that says otherwise is of another model.
+void check_tied_head(const Gpt& gpt, const Source& source, const std::string& path) {
+  if (!gpt.config().tied || !source.contains("lm_head.weight")) return;
+  const std::string embedding = name_in(source, gpt.embedding->tokens->name, UntiedHead::kOwn);
+  const HostTensor a = source.read("lm_head.weight"), b = source.read(embedding);
+  if (a.shape == b.shape && a.dtype == b.dtype && a.data == b.data) return;
+  throw InputError(path + " has a lm_head.weight other than " + embedding + ", but the model's head is tied; use --no-tied");
+}
+
+void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& stream, UntiedHead head) {
   std::set<std::string> unused(source.names.begin(), source.names.end());
   for (Parameter* p : gpt.parameters()) {
-    const std::string name = name_in(source, p->name);
+    const std::string name = name_in(source, p->name, head);
     if (name.empty())
       throw InputError(path + " has no weight " + p->name +
                        "; give the model flags (--model, --layers, ...) that it was made with");
@@ -52,6 +60,7 @@ void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& 
     }
     unused.erase(name);
   }
+  check_tied_head(gpt, source, path);
   // A weight left over means another model: more layers, biases, a norm of queries and keys.
   for (const std::string& name : unused) {
     if (is_no_weight(name, gpt)) continue;
@@ -62,7 +71,7 @@ void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& 
 
 }  // namespace
 
-void load_weights(Gpt& gpt, const std::string& path, Stream& stream) {
+void load_weights(Gpt& gpt, const std::string& path, Stream& stream, UntiedHead head) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error) && is_llmc_model(path)) {
     const LlmcModel model = read_llmc_model(path);
@@ -71,13 +80,13 @@ void load_weights(Gpt& gpt, const std::string& path, Stream& stream) {
     load_from(gpt,
               {names, [&](const std::string& n) { return model.tensors.contains(n); },
                [&](const std::string& n) { return model.tensors.at(n); }},
-              path, stream);
+              path, stream, head);
   } else {
     const WeightsReader reader(path);
     load_from(gpt,
               {reader.names(), [&](const std::string& n) { return reader.contains(n); },
                [&](const std::string& n) { return reader.read(n); }},
-              path, stream);
+              path, stream, head);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/device/error.h"
+#include "common/io/file.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
 
@@ -101,7 +102,8 @@ TEST(BadUsage, NumbersOutOfRange) {
     for (const char* value : {"-1", "nan", "inf", "1e999", "x", "1,5"})
       expect_refused(std::string(flag) + " " + value, {flag, value});
   }
-  for (const char* flag : {"--dropout 1", "--beta1 1", "--beta2 1.5", "--eps 0", "--sample -1", "--seed -1", "--seed 1.5"})
+  for (const char* flag : {"--dropout 1", "--beta1 1", "--beta2 1.5", "--eps 0", "--eps 1e-46", "--dropout 0.9999999999",
+                           "--sample -1", "--seed -1", "--seed 1.5"})
     expect_refused(flag, {words(flag)[0]});
 }
 
@@ -240,6 +242,21 @@ TEST(BadUsage, Compare) {
   expect_one_error(compare("--bitwise --tolerance 1 " + dir.path("a") + " " + dir.path("a")), 2, {"contradict"});
   expect_one_error(compare("--tolerance -1 " + dir.path("a") + " " + dir.path("a")), 2, {"--tolerance -1"});
   EXPECT_EQ(compare("--help").exit_status, 0);
+}
+
+// Whatever a file holds, an error is one line that a person can read.
+TEST(BadUsage, ErrorsQuoteNoMoreThanALine) {
+  const TempDir dir;
+  std::string header = "{\"" + std::string(100000, 'a') + "\n\x1b[31m";
+  while (header.size() % 8 != 0) header += ' ';
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xFF);
+  write_file(dir.path("a"), length + header);
+  for (const Outcome& run : {run_binary("compare", {dir.path("a"), dir.path("a")}), run_tiny("--load " + dir.path("a"))}) {
+    expect_one_error(run, 2, {dir.path("a")});
+    EXPECT_LT(run.err.size(), 3000u);
+    EXPECT_EQ(run.err.find('\x1b'), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <random>
+#include <thread>
 
 #include "common/io/file.h"
 #include "tests/support/io_testing.h"
@@ -62,6 +63,42 @@ TEST(Checkpoint, AnotherSeedOrBatchIsAnotherRun) {
   expect_ok(run_tiny(quiet("--steps 1 --save " + ck)));
   for (const char* flags : {"--seed 77", "--grad-accum 9"}) {
     expect_one_error(run_tiny(quiet("--steps 1 --resume " + ck + " " + flags)), 2, {"state.json"});
+  }
+}
+
+TEST(Checkpoint, OtherDataIsAnotherRun) {
+  const TempDir dir;
+  expect_ok(run_tiny(quiet("--steps 1 --save " + dir.path("ck"))));
+  for (const char* flags : {"--seq 8", "--documents pack", "--data README.md"}) {
+    SCOPED_TRACE(flags);
+    RunOptions options;
+    options.directory = REF5D_SOURCE_DIR;
+    expect_one_error(run_tiny(quiet("--resume " + dir.path("ck") + " " + flags), options), 2, {"state.json", "other data"});
+  }
+}
+
+// What else lies in the folder is not ours to remove.
+TEST(Checkpoint, OnlyCheckpointsAreReplaced) {
+  const TempDir dir;
+  const std::string ck = dir.path("ck");
+  fs::create_directories(ck + "/step_1");
+  write_file(ck + "/step_1/pytorch_model.bin", "x");
+  write_file(ck + "/step_1.5", "y");
+  for (int i = 0; i < 2; ++i) expect_ok(run_tiny(quiet("--steps 1 --save " + ck)));
+  EXPECT_EQ(read_file(ck + "/step_1/pytorch_model.bin"), "x");
+  EXPECT_EQ(read_file(ck + "/step_1.5"), "y");
+  expect_ok(run_tiny(quiet("--steps 1 --resume " + ck)));
+}
+
+TEST(Checkpoint, ProcessesThatSaveIntoOneFolderTakeTurns) {
+  const TempDir dir;
+  const std::string ck = dir.path("ck");
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::thread> savers;
+    for (int i = 0; i < 4; ++i) savers.emplace_back([&] { expect_ok(run_tiny(quiet("--steps 1 --save " + ck))); });
+    for (std::thread& t : savers) t.join();
+    expect_ok(run_tiny(quiet("--steps 1 --resume " + ck)));
+    EXPECT_EQ(listing(ck).size(), 5u) << "latest, one folder, its three files";
   }
 }
 

@@ -153,8 +153,8 @@ TEST(CommandLineTest, ExactMessages) {
             "--layers 99999999999999999999: must be a whole number of at most 100000");
   EXPECT_EQ(error_of({"--layers", "-99999999999999999999"}),
             "--layers -99999999999999999999: must be a whole number of at least 1");
-  EXPECT_EQ(error_of({"--dropout", "1"}), "--dropout 1: must be a number of at least 0 and below 1");
-  EXPECT_EQ(error_of({"--eps", "0"}), "--eps 0: must be a number above 0");
+  EXPECT_EQ(error_of({"--dropout", "1"}), "--dropout 1: must be a number of at least 0 and at most 0.999");
+  EXPECT_EQ(error_of({"--eps", "0"}), "--eps 0: must be a number of at least 1e-30");
   EXPECT_EQ(error_of({"--dtype", "fp16"}), "--dtype fp16: must be one of fp64, fp32, bf16");
   EXPECT_EQ(error_of({"--gemm", "tensor-cores"}),
             "--gemm tensor-cores: must be one of blas, hand, tensor-core; did you mean tensor-core?");

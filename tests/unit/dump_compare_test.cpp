@@ -351,5 +351,29 @@ TEST_F(DumpCompareTest, BadUsageAndFilesEndWithStatusTwoAndOneLine) {
   EXPECT_NE(help.out.find("--tolerance"), std::string::npos);
 }
 
+// Values that are equal once read may be other bytes in the file.
+TEST_F(DumpCompareTest, BitwiseAsksForTheFilesDtype) {
+  const std::string folder = ::testing::TempDir(), a = folder + "/f32", b = folder + "/f16";
+  const auto write = [](const std::string& path, const char* dtype, const std::string& data) {
+    std::string header =
+        Json::object(
+            {{"t",
+              Json::object({{"dtype", dtype}, {"shape", Json::array({1})}, {"data_offsets", Json::array({0, data.size()})}})}})
+            .dump();
+    while (header.size() % 8 != 0) header += ' ';
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(header.size());
+    write_file(path, length + header + data);
+  };
+  write(a, "F32", std::string("\0\0\x80\x3f", 4));
+  write(b, "F16", std::string("\0\x3c", 2));
+  const SafetensorsFile file_a(a), file_b(b);
+  CompareSettings bitwise;
+  bitwise.bitwise = true;
+  EXPECT_FALSE(compare_dumps(file_a, file_b, {}).rows.at(0).departs) << "both are 1";
+  EXPECT_TRUE(compare_dumps(file_a, file_b, bitwise).rows.at(0).departs);
+  EXPECT_EQ(compare_dumps(file_a, file_b, bitwise).rows.at(0).note, "F32 in A, F16 in B");
+}
+
 }  // namespace
 }  // namespace ref5d

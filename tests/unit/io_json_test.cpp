@@ -120,5 +120,10 @@ TEST(IoJson, AccessorsOfTheWrongKindThrow) {
   expect_contains(error_of<InputError>([&] { (void)json.at("a").at(std::size_t{1}); }), "element 1");
 }
 
+TEST(IoJson, ANulIsNoEnd) {
+  EXPECT_THROW((void)Json::parse(std::string_view("{}\0x", 4)), InputError);
+  EXPECT_THROW((void)Json::parse(std::string_view("2\0", 2)), InputError);
+}
+
 }  // namespace
 }  // namespace ref5d

@@ -7,7 +7,7 @@ namespace {
 
 using namespace ref5d::testing;
 
-const std::vector<std::pair<std::int64_t, std::int64_t>> kHeads = {{1, 1}, {4, 2}, {6, 2}, {8, 1}};
+const std::vector<std::pair<std::int64_t, std::int64_t>> kHeads = {{1, 1}, {4, 2}, {6, 2}, {8, 1}, {9, 3}};
 const std::vector<std::int64_t> kHeadDims = {1, 3, 8, 16, 20, 32, 64, 80, 128, 256};
 const std::vector<std::int64_t> kLengths = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 97, 130};
 
@@ -39,7 +39,7 @@ TEST(Attention, ForwardMatchesTheDefinitionForEveryHeadDimAndLayout) {
   unsigned n = 0;
   for (std::int64_t head_dim : kHeadDims) {
     for (int layout = 0; layout < static_cast<int>(Layout::kCount); ++layout, ++n) {
-      const auto [heads, kv_heads] = kHeads[n % 4];
+      const auto [heads, kv_heads] = kHeads[n % 5];
       const std::int64_t q_len = std::min<std::int64_t>(kLengths[n * 5 % 12], head_dim > 64 ? 65 : 130);
       const std::int64_t k_len = layout == 0 ? q_len : std::min<std::int64_t>(kLengths[n * 7 % 12], head_dim > 64 ? 65 : 130);
       const auto c = make_case(static_cast<Layout>(layout), 1 + n % 3, q_len, k_len, heads, kv_heads, head_dim, n + 1);

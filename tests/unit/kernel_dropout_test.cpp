@@ -65,6 +65,18 @@ TEST(DropoutKernel, KeptElementsAreScaledAndOthersZeroInEveryDtype) {
   }
 }
 
+// A relative error within bf16's tolerance would hide a wrong factor.
+TEST(DropoutKernel, Bf16IsRoundedOnceFromTheScaledValue) {
+  const std::int64_t columns = 300;
+  const Values x = rounded(random_values(6 * columns, 2), Dtype::kBf16), m = mask(kSample, kOrder, columns, kKey, 0.3);
+  const Tensor y = poisoned({6, columns}, Dtype::kBf16);
+  dropout(stream(), y, device_tensor(x, {6, columns}, Dtype::kBf16), ints(kSample), ints(kOrder), kKey, 0.3);
+  Values expected(x);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    expected[i] = m[i] == 0 ? 0.0 : double(static_cast<float>(x[i]) * static_cast<float>(1 / (1 - 0.3)));
+  EXPECT_EQ(values_of(y), rounded(expected, Dtype::kBf16));
+}
+
 TEST(DropoutKernel, ADroppedNanOrInfinityIsGone) {
   const Tensor y = poisoned({1, 64}, Dtype::kFp32), x = device_tensor(Values(64, INFINITY), {1, 64}, Dtype::kFp32);
   dropout(stream(), y, x, ints({0}), ints({0}), kKey, 0.5);

@@ -69,11 +69,11 @@ TEST(RopeKernel, MatchesRotateHalfInEveryDtypeAndLeavesTheRestOfAWiderMatrix) {
 }
 
 TEST(RopeKernel, TableUsesOrderMinusStartAndTheBase) {
-  const RopeTable table = make_rope_table(stream(), ints({10, 11, 12}), ints({10, 10, 3}), 4, 500000, Dtype::kBf16);
+  const RopeTable table = make_rope_table(stream(), ints({10, 11, 12, 1000}), ints({10, 10, 3, 900}), 4, 500000, Dtype::kBf16);
   EXPECT_EQ(table.cos.dtype(), Dtype::kFp32);  // the accumulator's dtype
   const Values c = values_of(table.cos), s = values_of(table.sin);
-  const double positions[] = {0, 1, 9};
-  for (std::size_t t = 0; t < 3; ++t) {
+  const double positions[] = {0, 1, 9, 100};
+  for (std::size_t t = 0; t < 4; ++t) {
     for (std::size_t j = 0; j < 2; ++j) {
       const double angle = positions[t] * std::pow(500000.0, -double(j) / 2);
       EXPECT_NEAR(c[2 * t + j], std::cos(angle), 6e-8);

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <functional>
 
+#include "common/device/error.h"
 #include "common/io/safetensors.h"
 #include "common/tensor/ignore_label.h"
 #include "common/train/checkpoint.h"
 #include "common/train/dump.h"
+#include "common/train/weights.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/kernel_testing.h"
 
@@ -363,6 +365,33 @@ TEST(FlopsPerToken, AreWhatTheLedgerCounts) {
     EXPECT_NEAR(products + attention * seq / (seq + 1), c.flops_per_token(true), 1e-6);
     EXPECT_NEAR(products + attention * 2 * seq / (seq + 1), c.flops_per_token(false), 1e-6);
   }
+}
+
+// A file's head must be what the model takes it for.
+TEST_F(Trainers, ATiedHeadIsTheEmbeddingInTheFileToo) {
+  const TempDir dir;
+  TrainerOptions o = small_options();
+  NamedTensors file = Trainer(o, data_).global_weights();
+  write_safetensors(dir.path("untied"), file);
+  o.model.tied = true;
+  o.load = dir.path("untied");
+  EXPECT_THROW(Trainer(o, data_), InputError) << "another head";
+  file["lm_head.weight"] = file.at("model.embed_tokens.weight");
+  write_safetensors(dir.path("tied"), file);
+  o.load = dir.path("tied");
+  EXPECT_NO_THROW(Trainer(o, data_));
+  file["lm_head.weight"] = HostTensor::from_doubles({1, 2, 3}, {3}, Dtype::kFp64);
+  write_safetensors(dir.path("odd"), file);
+  o.load = dir.path("odd");
+  EXPECT_THROW(Trainer(o, data_), InputError);
+  // An untied model may start from a tied file, but a checkpoint without a head is damaged.
+  file.erase("lm_head.weight");
+  write_safetensors(dir.path("headless"), file);
+  o.model.tied = false;
+  o.load = dir.path("headless");
+  EXPECT_NO_THROW(Trainer(o, data_));
+  Trainer trainer(small_options(), data_);
+  EXPECT_THROW(load_weights(trainer.gpt(), dir.path("headless"), trainer.stream(), UntiedHead::kOwn), InputError);
 }
 
 }  // namespace
