@@ -1,10 +1,7 @@
 // The tiny GPT: its backward against finite differences, its seams, and the invariances that later lessons stand on.
 #include <gtest/gtest.h>
 
-#include <optional>
-
 #include "common/io/safetensors.h"
-#include "common/train/generate.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/model_testing.h"
 
@@ -365,15 +362,6 @@ TEST(Dropout, MasksDependOnTheStepAndTheLayer) {
   EXPECT_EQ(through(0, 3), through(1, 3));
 }
 
-// Hugging Face's counts of the published models, and their RoPE bases.
-TEST(Presets, HaveTheSizesOfThePublishedModels) {
-  const std::pair<const char*, std::int64_t> counts[] = {
-      {"gpt2-124m", 124439808}, {"gpt2-355m", 354823168}, {"gpt2-1.5b", 1557611200}, {"llama-1b", 1235814400},
-      {"llama-3b", 3212749824}, {"llama-8b", 8030261248}, {"llama-70b", 70553706496}};
-  for (const auto& [name, count] : counts) EXPECT_EQ(preset(name).parameter_count(), count) << name;
-  for (const char* name : {"llama-1b", "llama-3b", "llama-8b", "llama-70b"}) EXPECT_EQ(preset(name).rope_theta, 500000) << name;
-}
-
 TEST(Seeds, All64BitsCount) {
   const GptConfig c = small();
   const Dataset data(some_rows(c, 1));
@@ -390,34 +378,6 @@ TEST(StepResults, CountTokensAndLabels) {
   const StepResult r = trainer.step();
   EXPECT_EQ(r.tokens, 3 * c.seq);
   EXPECT_EQ(r.valid_tokens, global_batch(data, 0, 3).valid_labels);
-}
-
-class Generated : public ::testing::Test {
- protected:
-  Generated() : config_(small()) {
-    config_.vocab = 128;
-    config_.init_std = 1;  // so that every token matters
-    trainer_.emplace(options_for(config_, 1, 1), data_.emplace(some_rows(config_, 1)));
-  }
-  std::string text(const std::string& prompt, double temperature, std::uint64_t seed = 1) {
-    return generate_text(*trainer_, prompt, 40, temperature, seed).substr(prompt.size());
-  }
-  GptConfig config_;
-  std::optional<Dataset> data_;
-  std::optional<Trainer> trainer_;
-};
-
-TEST_F(Generated, LooksBackOneSequence) {
-  ASSERT_EQ(config_.seq, 7);
-  EXPECT_EQ(text("xbcdefgh", 1e-6), text("ybcdefgh", 1e-6)) << "the first of eight is out of sight";
-  EXPECT_NE(text("axcdefgh", 1e-6), text("aycdefgh", 1e-6));
-}
-
-TEST_F(Generated, DrawsByTemperature) {
-  EXPECT_EQ(text("abc", 1e-6, 1), text("abc", 1e-6, 2)) << "the likeliest token, whatever is drawn";
-  EXPECT_NE(text("abc", 100, 1), text("abc", 100, 2));
-  EXPECT_NE(text("abc", 100, 1), text("abc", 1, 1));
-  EXPECT_EQ(text("abc", 1, 5), text("abc", 1, 5));
 }
 
 }  // namespace
