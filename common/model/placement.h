@@ -6,7 +6,6 @@
 
 #include "common/tensor/host_tensor.h"
 #include "common/tensor/runs.h"
-#include "common/tensor/runs.h"
 #include "common/tensor/tensor.h"
 
 namespace ref5d {
