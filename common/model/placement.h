@@ -11,7 +11,8 @@
 namespace ref5d {
 
 // A stretch of the cut dim, in global indices, and how many ranks of the axis hold it: each counts 1/replicas of it in the
-// gradient norm. One segment of the whole dim says that every rank of the axis holds the parameter.
+// gradient norm. One segment of the whole dim with as many replicas as the axis has ranks says that
+// every rank holds the parameter.
 struct Segment {
   std::int64_t begin, end;
   std::int64_t replicas = 1;

@@ -33,7 +33,8 @@ KnownElements::KnownElements(const RunValues& own, const RunValues& truth)
 
 KnownElements::KnownElements(const RunValues& truth) : own_(truth.gradients), truth_(truth.gradients), sound_(true) {
   const Floors floors(CompareKind::kGradient, truth_);
-  for (const auto& [name, exact] : truth_) {
+  for (const auto& [name, gradient] : truth_) {
+    const std::vector<double>& exact = gradient;
     NormSum tensor;
     tensor.add(exact);
     const double allowed =

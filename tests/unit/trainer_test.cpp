@@ -73,7 +73,7 @@ TEST_F(Trainers, ShardAndAfterUpdateComeInTheirPlaces) {
   o.shard = [&](Parameter& p) {
     if (sharded.empty()) seen.push_back(p.weight.to_doubles(device().compute())[0]);
     sharded.push_back(p.name);
-    weights += p.weight.bytes();
+    weights += static_cast<std::int64_t>(p.weight.bytes());
     EXPECT_EQ(held(MemoryCategory::kParameters), weights) << p.name;
     EXPECT_EQ(held(MemoryCategory::kOptimizer), state_before);
   };
