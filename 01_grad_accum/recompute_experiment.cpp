@@ -28,19 +28,20 @@ RunRecord run_with(const Options& options, const Dataset& data, Recompute kind) 
   return record_run(trainer, 5, 5);
 }
 
-// Bytes by which a Llama-like model's activation peak falls. The peak is in the MLP of the last block (the page derives it)
-// while gate and up are wide, the vocabulary is small and no scores are stored.
+// Bytes by which a Llama-like model's activation peak falls. The peak is in the MLP of the last block, where besides what
+// blocks keep there are 2 H + 3 F per token (the page derives it), and not at the head, where there are V + 4 H and two
+// statistics, nor in the attention of a block that is computed again; and no scores are stored.
 void claim_memory(Verdict& verdict, const Options& options, const GptConfig& c, const RunRecord& none, const RunRecord& full,
                   const RunRecord& selective) {
   const std::int64_t kv = c.kv_heads * c.head_dim();
   const bool llama = c.family == Family::kLlama && c.norm == NormKind::kRms && c.mlp == MlpKind::kSwiglu && !c.qk_norm;
-  const bool peak_in_mlp = c.vocab <= 6 * c.ffn && 5 * c.hidden + 4 * kv < 6 * c.ffn;
+  const bool peak_in_mlp = c.vocab + 2 * c.hidden + 2 <= 3 * c.ffn && 5 * c.hidden + 4 * kv < 6 * c.ffn;
   if (!llama || !peak_in_mlp || options.attention == "naive" || options.documents == "pad") return;
   const auto e = static_cast<std::int64_t>(dtype_size(options.dtype)),
              a = static_cast<std::int64_t>(dtype_size(accumulator_of(options.dtype)));
   const std::int64_t tokens = options.micro_batch * c.seq;
   // Of every block but the last, full keeps the input alone; of every block, selective keeps all but norm.x (attention.x is the
-  // same tensor), attention.in, q, k, v, and the statistics of the norm and of attention.
+  // same tensor), attention.in, q, k, v, attention's output, and the statistics of the norm and of attention.
   const std::int64_t block = e * (6 * c.hidden + 2 * kv + 3 * c.ffn) + a * (2 + c.heads);
   const std::int64_t by_full = tokens * (c.layers - 1) * (block - e * c.hidden);
   const std::int64_t by_selective = tokens * c.layers * (e * (3 * c.hidden + 2 * kv) + a * (1 + c.heads));

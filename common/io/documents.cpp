@@ -76,7 +76,9 @@ std::vector<Document> split_documents(std::span<const std::int32_t> tokens, cons
     auto end = std::search(from, tokens.end(), separator.tokens.begin(), separator.tokens.end());
     if (end != tokens.end() && !separator.begins) {
       end += static_cast<std::ptrdiff_t>(separator.tokens.size());
-      while (separator.absorb_repeats && end != tokens.end() && *end == separator.tokens.back()) ++end;
+      const auto& repeats = separator.repeats;
+      const auto size = static_cast<std::ptrdiff_t>(repeats.size());
+      while (size > 0 && tokens.end() - end >= size && std::equal(repeats.begin(), repeats.end(), end)) end += size;
     }
     documents.emplace_back(begin, end);
     begin = end;

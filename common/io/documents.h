@@ -25,16 +25,16 @@ using Document = std::span<const std::int32_t>;
 // What stands between documents; it stays with the document that it ends, or begins.
 struct DocumentSeparator {
   std::vector<std::int32_t> tokens;
-  bool absorb_repeats = false;  // whether further copies of its last token stay at the end of the document too
-  bool begins = false;          // whether it is the first of the next document, not the last of the one before
+  std::vector<std::int32_t> repeats;  // further copies of these that follow it stay with it; empty: none do
+  bool begins = false;                // whether it is the first of the next document, not the last of the one before
 
   // For text: a blank line, "\n\n" and the newlines that follow it.
-  [[nodiscard]] static DocumentSeparator blank_line() { return {{'\n', '\n'}, true, false}; }
+  [[nodiscard]] static DocumentSeparator blank_line() { return {{'\n', '\n'}, {'\n'}, false}; }
   // The same in a text whose lines end in carriage return and newline.
-  [[nodiscard]] static DocumentSeparator crlf_blank_line() { return {{'\r', '\n', '\r', '\n'}, false, false}; }
+  [[nodiscard]] static DocumentSeparator crlf_blank_line() { return {{'\r', '\n', '\r', '\n'}, {'\r', '\n'}, false}; }
   // For tokenised text: a token after each document, or before each.
-  [[nodiscard]] static DocumentSeparator end_of_text(std::int32_t token) { return {{token}, false, false}; }
-  [[nodiscard]] static DocumentSeparator begin_of_text(std::int32_t token) { return {{token}, false, true}; }
+  [[nodiscard]] static DocumentSeparator end_of_text(std::int32_t token) { return {{token}, {}, false}; }
+  [[nodiscard]] static DocumentSeparator begin_of_text(std::int32_t token) { return {{token}, {}, true}; }
 };
 
 // Cuts a token stream after (or before) every separator; the documents joined are the stream again. What follows the last

@@ -75,8 +75,11 @@ std::vector<Parameter*> Gpt::parameters() const {
   return all;
 }
 
-void Gpt::materialise(const StorageOptions& options, Stream& stream) {
-  for (Parameter* p : parameters()) ref5d::materialise(*p, options, stream);
+void Gpt::materialise(const StorageOptions& options, Stream& stream, const std::function<void(Parameter&)>& filled) {
+  for (Parameter* p : parameters()) {
+    ref5d::materialise(*p, options, stream);
+    if (filled) filled(*p);
+  }
 }
 
 Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved, Units units) {

@@ -6,6 +6,7 @@
 //   gpt.materialise(options, stream);     storage allocated and filled
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -43,7 +44,8 @@ class Gpt {
 
   // Each parameter once (a tied weight too), in forward order.
   [[nodiscard]] std::vector<Parameter*> parameters() const;
-  void materialise(const StorageOptions& options, Stream& stream);
+  // Allocates and fills the storage of one after the other; `filled` is called with each before the next is allocated.
+  void materialise(const StorageOptions& options, Stream& stream, const std::function<void(Parameter&)>& filled = {});
 
   // One micro-batch (ctx.batch) through some units. input [R, H] is what the unit before them made, unused by the embedding.
   // Returns the residual stream [R, H]; the head adds the loss to ctx.loss_sum instead, and the result is undefined.

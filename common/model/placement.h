@@ -39,7 +39,7 @@ struct FlatRange {
   [[nodiscard]] std::int64_t size() const { return end - begin; }
 };
 [[nodiscard]] FlatRange flat_range(const Placement& placement, std::int64_t local_numel);
-// Whether nothing of a tensor is elsewhere by rule: no segments, no flat range. (A segment may be the whole dim.)
+// Whether some of a tensor may be elsewhere: it has segments (one may be the whole dim) or a flat range.
 [[nodiscard]] bool is_cut(const Placement& placement);
 
 // What of a global tensor lies in `placement` (one-dimensional after a flat range), and the reverse: writes a part into its

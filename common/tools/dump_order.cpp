@@ -5,7 +5,6 @@
 #include <charconv>
 #include <limits>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace ref5d {

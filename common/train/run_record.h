@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/device/flops_ledger.h"
+#include "common/device/memory_ledger.h"
 #include "common/train/trainer.h"
 #include "common/verify/run_values.h"
 

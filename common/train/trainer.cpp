@@ -1,6 +1,5 @@
 #include "common/train/trainer.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "common/device/device.h"
@@ -26,10 +25,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
       context_(stream_),
       loader_(options.model, options.storage.dtype, stream_) {
   if (options.cut) options.cut(gpt_);
-  for (Parameter* p : gpt_.parameters()) {
-    materialise(*p, options.storage, stream_);
-    if (options.shard) options.shard(*p);
-  }
+  gpt_.materialise(options.storage, stream_, options.shard);
   if (!options.load.empty()) load_weights(gpt_, options.load, stream_);
   optimizer_ = std::make_unique<Optimizer>(gpt_.parameters(), options.optimizer, stream_);
   context_.dtype = options.storage.dtype;

@@ -3,11 +3,8 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
-#include "common/device/flops_ledger.h"
-#include "common/device/memory_ledger.h"
 #include "common/train/accumulate.h"
 #include "common/train/optimizer.h"
 #include "common/verify/run_values.h"

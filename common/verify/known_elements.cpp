@@ -67,15 +67,20 @@ std::int64_t KnownElements::count(const std::string& name, std::size_t size) con
   return n;
 }
 
-NamedValues KnownElements::select(const NamedValues& values) const {
-  NamedValues selected;
-  for (const auto& [name, all] : values) {
-    std::vector<double> kept;
-    for (std::size_t i = 0; i < all.size(); ++i)
-      if (known(name, i)) kept.push_back(all[i]);
-    if (!kept.empty() || all.empty()) selected[name] = std::move(kept);
-  }
-  return selected;
+std::pair<NamedValues, NamedValues> KnownElements::select(const NamedValues& a, const NamedValues& b) const {
+  const auto known_of = [&](const NamedValues& values, const NamedValues& others) {
+    NamedValues selected;
+    for (const auto& [name, all] : values) {
+      const auto other = others.find(name);
+      const bool comparable = other != others.end() && other->second.size() == all.size();
+      std::vector<double> kept;
+      for (std::size_t i = 0; i < all.size(); ++i)
+        if (!comparable || known(name, i)) kept.push_back(all[i]);
+      if (!kept.empty() || all.empty()) selected[name] = std::move(kept);
+    }
+    return selected;
+  };
+  return {known_of(a, b), known_of(b, a)};
 }
 
 }  // namespace ref5d

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/verify/run_values.h"
@@ -38,8 +39,9 @@ class KnownElements {
   [[nodiscard]] bool nonzero(const std::string& name, std::size_t i) const;
   // How many of a tensor's `size` elements are known.
   [[nodiscard]] std::int64_t count(const std::string& name, std::size_t size) const;
-  // What is known of `values`: the other elements are left out, and tensors of which nothing remains.
-  [[nodiscard]] NamedValues select(const NamedValues& values) const;
+  // What is known of two sets that are to be compared: unknown elements are left out of both, and tensors of which nothing
+  // remains. Tensors that the two do not share, or of another size, stay as they are, for compare_sets to say.
+  [[nodiscard]] std::pair<NamedValues, NamedValues> select(const NamedValues& a, const NamedValues& b) const;
 
  private:
   const NamedValues &own_, &truth_;

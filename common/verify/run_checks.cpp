@@ -44,14 +44,20 @@ void check_left_out(Verdict& verdict, const RunValues& candidate, const NamedVal
     if (exact == truth.end() || same == own.end() || exact->second.size() != u.size() || same->second.size() != u.size())
       continue;
     const std::vector<double>& start = candidate.initial.at(name);
+    double furthest_here = 0;
     for (std::size_t i = 0; i < u.size(); ++i) {
       const double t = exact->second[i];
       const double off = std::isfinite(u[i]) ? std::abs(u[i] - t) : std::numeric_limits<double>::infinity();
-      if (off > furthest) furthest = off, where_far = name;
+      furthest_here = std::max(furthest_here, off);
       const bool moves = same->second[i] != 0 && std::abs(t) > std::max(largest / 10, 1e-5 * std::abs(start[i]));
       if (u[i] != 0 || !moves || !elements.nonzero(name, i)) continue;
       ++unmoved;
       where_unmoved = name;
+    }
+    if (furthest_here > furthest) furthest = furthest_here, where_far = name;
+    if (!u.empty() && elements.count(name, u.size()) == 0) {
+      verdict.add("updates/" + name, fmt::format("largest updates, since none of its {} elements is known", u.size()),
+                  furthest_here == 0 ? 0 : furthest_here / largest, 3);
     }
   }
   verdict.add("updates/furthest off", "largest updates, in " + where_far, furthest == 0 ? 0 : furthest / largest, 3);
@@ -90,8 +96,8 @@ void check_updates(Verdict& verdict, Dtype dtype, const RunValues& candidate, co
 void check_parameters(Verdict& verdict, const RunValues& candidate, const RunValues& truth) {
   const NamedValues &exact = truth.final_weights, exact_update = update(truth);
   const KnownElements elements(truth);
-  for (const NamedError& e :
-       compare_sets(elements.select(candidate.final_weights), elements.select(exact), CompareKind::kParameter))
+  const auto [known, known_exact] = elements.select(candidate.final_weights, exact);
+  for (const NamedError& e : compare_sets(known, known_exact, CompareKind::kParameter))
     verdict.add_set("parameters", {&e, 1}, least_tolerance(Dtype::kFp64),
                     measured_on(std::string(kRelativeError), e.name, exact, elements));
   double largest = 0, furthest = 0;

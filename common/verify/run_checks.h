@@ -16,7 +16,8 @@ namespace ref5d {
 //   compared by their update (final - initial), since an unchanged weight would hide a missing one: of the elements that `own`
 //   knows (KnownElements; the measure says how many if not all), 99%. Which tensors the elements with the smallest gradients
 //   fall in is chance, so own's worst tensor is the yardstick of all. And of all elements, none may be off by more than three
-//   of the largest updates, nor have stayed where it was while both other runs moved it, if its gradient cannot be rounding.
+//   of the largest updates, nor have stayed where it was while both other runs moved it, if its gradient cannot be rounding and
+//   its update is a tenth of the largest or more.
 void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const RunValues& truth, const RunValues* own);
 
 }  // namespace ref5d

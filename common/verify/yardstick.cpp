@@ -75,7 +75,8 @@ double worst_of(const std::vector<NamedError>& errors) {
 Yardstick yardstick_of(const RunValues& own, const RunValues& truth) {
   const double luck = bad_luck(own, truth);
   const KnownElements elements(own, truth);
-  const double update_error = error_of_all(elements.select(update(own)), elements.select(update(truth)));
+  const auto [known_own, known_truth] = elements.select(update(own), update(truth));
+  const double update_error = error_of_all(known_own, known_truth);
   // | ||a|| - ||b|| | <= ||a - b||: a norm's error is smaller than its vector's by luck alone.
   const double gradient_error = error_of_all(own.gradients, truth.gradients);
   const auto series = [&](std::vector<double> RunValues::*values, double first) {
@@ -95,8 +96,8 @@ double yardstick_error(const RunValues& own, const RunValues& truth) {
 }
 
 std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own) {
-  const KnownElements elements(own, truth);
-  return compare_sets(elements.select(update(run)), elements.select(update(truth)), CompareKind::kUpdate);
+  const auto [known_run, known_truth] = KnownElements(own, truth).select(update(run), update(truth));
+  return compare_sets(known_run, known_truth, CompareKind::kUpdate);
 }
 
 }  // namespace ref5d

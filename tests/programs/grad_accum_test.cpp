@@ -192,7 +192,9 @@ TEST(GradAccum, ExperimentsHoldWithTheRunsOtherFlags) {
   const std::string short_text = dir.put("short.txt", "Three lines,\n\nof which the second\n\nand third are documents.\n");
   for (const std::string& flags :
        {"--layers 2 --load " + dir.path("saved/step_2") + " --experiment all", "--data " + short_text + " --experiment all",
-        std::string("--vocab 4096 --experiment attention"),
+        std::string("--vocab 4096 --experiment attention"), std::string("--vocab 512 --experiment recompute"),
+        std::string("--vocab 150 --ffn 25 --experiment recompute"),
+        std::string("--ffn 97 --heads 1 --kv-heads 1 --hidden 64 --experiment recompute"),
         std::string("--heads 8 --ffn 5000 --dtype bf16 --experiment attention"), std::string("--seq 1 --experiment packing"),
         std::string("--recompute full --dropout 0.1 --documents pad --experiment packing"),
         std::string("--dtype bf16 --micro-batch 3 --grad-accum 5 --experiment all"),

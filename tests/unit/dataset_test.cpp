@@ -18,7 +18,7 @@ std::vector<Tokens> documents_of(const std::string& path, std::int64_t vocab) {
   DatasetOptions options;
   options.path = path;
   options.documents = "pad";
-  options.seq = 8;
+  options.seq = 12;
   options.vocab = vocab;
   const Dataset data(options);
   std::vector<Tokens> documents;
@@ -54,6 +54,17 @@ TEST(DatasetDocuments, LinesMayEndInCarriageReturns) {
   dir.put("dos.txt", "a\r\nb\r\n\r\nc");
   EXPECT_EQ(documents_of(dir.path("dos.txt"), 256),
             (std::vector<Tokens>{{'a', '\r', '\n', 'b', '\r', '\n', '\r', '\n'}, {'c'}}));
+  for (const char* lines : {"a\n\nb", "a\n\n\nb", "a\n\n\n\nb", "a\n\nb\n\n\nc\n"}) {
+    const auto with = [&](const std::string& end) {
+      std::string text;
+      for (const char* c = lines; *c != 0; ++c) text += *c == '\n' ? end : std::string(1, *c);
+      dir.put("lines", text);
+      return documents_of(dir.path("lines"), 256);
+    };
+    std::vector<Tokens> dos = with("\r\n");
+    for (Tokens& t : dos) std::erase(t, '\r');
+    EXPECT_EQ(dos, with("\n")) << lines;
+  }
 }
 
 DatasetOptions stream_of(const TempDir& dir, std::int64_t length, std::int64_t seq) {

@@ -177,6 +177,38 @@ TEST(RunChecks, AFewKnownElementsAreComparedAll) {
   EXPECT_EQ(failures(Dtype::kFp32, candidate, truth, &own), Names{"updates/b"}) << "every known element moved the wrong way";
 }
 
+// A tensor whose gradient is rounding and nothing else (a key's bias): bounded and named, and not excused from being there.
+TEST(RunChecks, ATensorOfWhichNothingIsKnown) {
+  for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32}) {
+    const bool fp64 = dtype == Dtype::kFp64;
+    RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(fp64 ? 1e-14 : 1e-5, 2);
+    for (std::size_t i = 0; i < 400; ++i) {
+      truth.gradients["b"][i] = 1e-19;
+      own.gradients["b"][i] = 3e-10;
+      candidate.gradients["b"][i] = fp64 ? -2e-19 : -2e-10;
+      candidate.final_weights["b"][i] += fp64 ? 1e-9 : 0.001;
+    }
+    const RunValues* yardstick = fp64 ? nullptr : &own;
+    const std::string group = fp64 ? "parameters" : "updates";
+    EXPECT_EQ(failures(dtype, candidate, truth, yardstick), Names{});
+    Verdict verdict;
+    check_run(verdict, dtype, candidate, truth, yardstick);
+    EXPECT_TRUE(std::any_of(verdict.checks().begin(), verdict.checks().end(), [&](const Check& c) {
+      return fp64 ? c.measure == "largest updates, the furthest off of 400 elements"
+                  : c.name == "updates/b" && c.measure == "largest updates, since none of its 400 elements is known";
+    }));
+    RunValues missing = candidate, shorter = candidate, far = candidate;
+    missing.initial.erase("b");
+    missing.final_weights.erase("b");
+    EXPECT_EQ(failures(dtype, missing, truth, yardstick), Names{group + "/b"});
+    shorter.initial["b"].resize(10);
+    shorter.final_weights["b"].resize(10);
+    EXPECT_EQ(failures(dtype, shorter, truth, yardstick), Names{group + "/b"});
+    far.final_weights["b"][5] = -1e3;
+    EXPECT_NE(failures(dtype, far, truth, yardstick), Names{});
+  }
+}
+
 // One element's gradient is as small as Adam's epsilon, and the own run happened to round it right.
 TEST(RunChecks, ALuckyFirstUpdateIsNoYardstick) {
   RunValues truth = values(0, 0), own = values(1e-5, 1), candidate = values(5e-5, 2);
