@@ -73,8 +73,8 @@ int run_program(const std::string& name, char** argv, const std::function<int()>
   share_cores_politely(argv);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), which AtomicFile reports
-  device().set_threads(thread_count());
   try {
+    device().set_threads(thread_count());
     return flushed(name, body());
   } catch (const InputError& e) {
     return report_error(name, e.what(), kExitBadInput);

@@ -23,7 +23,8 @@ class Device {
   [[nodiscard]] Profiler& profiler() { return profiler_; }
   // The stream that computes. Created on first use.
   [[nodiscard]] Stream& compute();
-  // Host threads for kernels on the CPU, at most as many as OMP_THREAD_LIMIT allows. Without effect on the GPU.
+  // Host threads for kernels on the CPU, at most as many as OMP_THREAD_LIMIT allows. RunError if the system does not give them.
+  // Without effect on the GPU.
   void set_threads(int n);
   [[nodiscard]] int threads() const { return threads_; }
   // Waits for every stream.

@@ -51,6 +51,15 @@ TEST(BadUsage, MoreThreadsThanOpenMpAllows) {
   EXPECT_EQ(run_tiny("--steps 1 --gemm blas", options).exit_status, 0);
 }
 
+// Each thread's stack takes 8 MiB of addresses.
+TEST(BadUsage, ThreadsThatTheSystemDoesNotGive) {
+  if (kCuda) GTEST_SKIP() << "host threads are for the CPU";
+  RunOptions options;
+  options.environment = {"OMP_NUM_THREADS=200"};
+  options.address_space_limit = std::int64_t{1} << 30;
+  expect_one_error(run_tiny("--steps 1", options), 3, {"of 200 threads", "OMP_NUM_THREADS"});
+}
+
 TEST(BadUsage, SabotageThatCannotShow) {
   expect_refused("--sabotage no-division --grad-accum 1", {"no-division", "micro-batches"});
   expect_refused("--sabotage keep-gradients --steps 1", {"keep-gradients", "second step"});

@@ -104,6 +104,11 @@ void prepare_child(const RunOptions& options, int out, int err) {
   const int null = open("/dev/null", O_RDONLY);
   if (dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(err, STDERR_FILENO) < 0) _exit(127);
   if (!options.directory.empty() && chdir(options.directory.c_str()) != 0) _exit(127);
+  if (options.address_space_limit) {
+    const auto bytes = static_cast<rlim_t>(*options.address_space_limit);
+    const rlimit limit{bytes, bytes};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(127);
+  }
   if (options.file_size_limit) {
     const auto bytes = static_cast<rlim_t>(*options.file_size_limit);
     const rlimit limit{bytes, bytes};

@@ -22,8 +22,9 @@ struct RunOptions {
   int kill_signal = 9;                   // with kill_after and kill_at
   std::vector<std::string> environment;  // "NAME=value", added to the test's own
   std::string directory;                 // where it runs; empty: here
-  std::optional<std::int64_t> file_size_limit;  // bytes (RLIMIT_FSIZE): a write beyond it fails, as on a full disk
-  bool obey_permissions = false;                // also as root, who may otherwise write everywhere
+  std::optional<std::int64_t> file_size_limit;      // bytes (RLIMIT_FSIZE): a write beyond it fails, as on a full disk
+  std::optional<std::int64_t> address_space_limit;  // bytes (RLIMIT_AS)
+  bool obey_permissions = false;                    // also as root, who may otherwise write everywhere
   bool one_core = false;
   std::string out_file;  // where stdout goes; empty: to Outcome::out
 };
