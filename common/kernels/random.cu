@@ -42,9 +42,8 @@ __global__ void fill_constant_kernel(T* __restrict__ out, std::int64_t n, T valu
 
 }  // namespace
 
-std::uint64_t hash_name(std::string_view name) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t hash) {
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return hash;
 }
 

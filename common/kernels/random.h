@@ -8,8 +8,8 @@
 
 namespace ref5d {
 
-// A stable 64-bit hash of a name (FNV-1a).
-[[nodiscard]] std::uint64_t hash_name(std::string_view name);
+// A stable 64-bit hash (FNV-1a); with the hash of what came before, that of both together.
+[[nodiscard]] std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t hash = 14695981039346656037u);
 
 // Where a local tensor lies in its global one, as a matrix: local row r, column c is global row row_begin + r, column
 // column_begin + c of a matrix with global_columns columns. Element i = global row * global_columns + global column.

@@ -67,7 +67,7 @@ void fill_by_rule(const Parameter& p, std::uint64_t seed, Stream& stream) {
   const Tensor& out = exact_weight(p);
   if (p.init != Init::kNormal) return fill_constant(stream, out, p.init == Init::kOne ? 1.0 : 0.0);
   if (p.global_shape.size() != 2) throw std::logic_error(p.name + ": normal initialisation is for matrices");
-  const std::uint64_t key = hash_name(p.name);
+  const std::uint64_t key = hash_bytes(p.name);
   const std::int64_t columns = p.global_shape[1];
   if (p.placement.dim < 0) return fill_normal(stream, out, {0, 0, columns}, seed, key, 0.0, p.init_std);
   std::int64_t at = 0;

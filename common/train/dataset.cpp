@@ -9,6 +9,7 @@
 #include "common/device/error.h"
 #include "common/io/llmc_model.h"
 #include "common/kernels/philox.h"
+#include "common/kernels/random.h"
 #include "common/tensor/ignore_label.h"
 #include "common/train/host_memory.h"
 
@@ -111,12 +112,10 @@ std::int64_t count_valid_labels(const Row& row) {
 }
 
 std::string Dataset::fingerprint() const {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a, by words
-  const auto add = [&](std::span<const std::int32_t> values) {
-    hash = (hash ^ values.size()) * 1099511628211u;
-    for (const std::int32_t v : values) hash = (hash ^ static_cast<std::uint32_t>(v)) * 1099511628211u;
+  std::uint64_t hash = hash_bytes(std::to_string(seq_));
+  const auto add = [&](const std::vector<std::int32_t>& values) {
+    hash = hash_bytes({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(std::int32_t)}, hash);
   };
-  hash = (hash ^ static_cast<std::uint64_t>(seq_)) * 1099511628211u;
   if (seq_ > 0) add(stream_.tokens);
   for (const Row& row : rows_) {
     add(row.tokens);

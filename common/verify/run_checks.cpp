@@ -85,7 +85,7 @@ void check_updates(Verdict& verdict, Dtype dtype, const RunValues& candidate, co
                    double yardstick) {
   const NamedValues exact = update(truth);
   const KnownElements elements(own, truth);
-  for (const NamedError& e : update_errors(candidate, truth, own))
+  for (const NamedError& e : update_errors(candidate, truth, elements))
     verdict.add_set("updates", {&e, 1}, yardstick_tolerance(dtype, yardstick),
                     measured_on("relative error of 99%", e.name, exact, elements));
   check_left_out(verdict, candidate, update(candidate), exact, update(own), elements);

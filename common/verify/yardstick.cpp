@@ -4,8 +4,6 @@
 #include <cmath>
 #include <span>
 
-#include "common/verify/known_elements.h"
-
 namespace ref5d {
 
 namespace {
@@ -83,7 +81,7 @@ Yardstick yardstick_of(const RunValues& own, const RunValues& truth) {
     return series_yardstick(compare_series(own.*values, truth.*values), truth.*values, first, update_error, luck);
   };
   return {series(&RunValues::losses, 0), series(&RunValues::grad_norms, gradient_error),
-          luck * worst_of(update_errors(own, truth, own))};
+          luck * worst_of(update_errors(own, truth, elements))};
 }
 
 double yardstick_error(const RunValues& own, const RunValues& truth) {
@@ -95,8 +93,8 @@ double yardstick_error(const RunValues& own, const RunValues& truth) {
   return worst;
 }
 
-std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own) {
-  const auto [known_run, known_truth] = KnownElements(own, truth).select(update(run), update(truth));
+std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const KnownElements& elements) {
+  const auto [known_run, known_truth] = elements.select(update(run), update(truth));
   return compare_sets(known_run, known_truth, CompareKind::kUpdate);
 }
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "common/verify/run_values.h"
+#include "common/verify/known_elements.h"
 
 namespace ref5d {
 
@@ -19,7 +19,8 @@ struct Yardstick {
 // kMostTolerance: such a check says little, and right runs may fail it.
 [[nodiscard]] double yardstick_error(const RunValues& own, const RunValues& truth);
 
-// The errors of what training did to each parameter: of 99% of the elements that `own` knows (KnownElements, kUpdateTrim).
-[[nodiscard]] std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth, const RunValues& own);
+// The errors of what training did to each parameter: of 99% of the known elements (kUpdateTrim).
+[[nodiscard]] std::vector<NamedError> update_errors(const RunValues& run, const RunValues& truth,
+                                                    const KnownElements& elements);
 
 }  // namespace ref5d

@@ -26,11 +26,12 @@ TEST(Philox, KnownAnswers) {  // of the authors' library, Random123
                {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST(HashName, IsFnv1a) {  // published test vectors
-  EXPECT_EQ(hash_name(""), 0xcbf29ce484222325u);
-  EXPECT_EQ(hash_name("a"), 0xaf63dc4c8601ec8cu);
-  EXPECT_EQ(hash_name("foobar"), 0x85944171f73967e8u);
-  EXPECT_NE(hash_name("model.layers.1.mlp.up_proj.weight"), hash_name("model.layers.2.mlp.up_proj.weight"));
+TEST(HashBytes, IsFnv1a) {  // published test vectors
+  EXPECT_EQ(hash_bytes(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(hash_bytes("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(hash_bytes("foobar"), 0x85944171f73967e8u);
+  EXPECT_EQ(hash_bytes("bar", hash_bytes("foo")), hash_bytes("foobar"));
+  EXPECT_NE(hash_bytes("model.layers.1.mlp.up_proj.weight"), hash_bytes("model.layers.2.mlp.up_proj.weight"));
 }
 
 Values normal(const Shape& shape, const GlobalWindow& window, Dtype dtype, std::uint64_t seed = 1, std::uint64_t key = 2,
@@ -41,7 +42,7 @@ Values normal(const Shape& shape, const GlobalWindow& window, Dtype dtype, std::
 }
 
 TEST(FillNormal, IsTheDocumentedFunctionOfSeedKeyAndIndex) {
-  const std::uint64_t seed = 0x123456789abcdef0, key = hash_name("w");
+  const std::uint64_t seed = 0x123456789abcdef0, key = hash_bytes("w");
   const GlobalWindow window{
       .row_begin = 70000, .column_begin = 5, .global_columns = 100000};  // elements up to 7e9, beyond 2^32
   const Values v = normal({3, 7}, window, Dtype::kFp64, seed, key, 0.25, 0.02);
