@@ -6,10 +6,11 @@
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
 # make clean
 # MODE=cpu        the CPU, one thread per block; the default where there is no GPU
+# MODE=emu        the CPU with a GPU's geometry, which looks for races and the like: common/docs/emulator.md
 # MODE=cuda       nvcc, cuBLAS and NCCL; the default where there is a GPU
 
 MODE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null && echo cuda || echo cpu)
-MODES := cpu cuda
+MODES := cpu emu cuda
 ifneq ($(words $(MODE))$(filter $(MODE),$(MODES)),1$(MODE))
 $(error MODE=$(MODE) is not known; use one of: $(MODES))
 endif
@@ -20,7 +21,10 @@ LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
 TOOLS := $(filter compare bench,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
 
 # Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
-library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(foreach m,$(filter-out $(MODE),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
+# The emulator has the CPU's streams and matrix product.
+OWN := $(if $(filter emu,$(MODE)),cpu) $(MODE)
+library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
+  $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
   $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
 LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
@@ -31,7 +35,8 @@ TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 CXX := mpicxx
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Werror
 DEFINES = -DREF5D_SOURCE_DIR='"$(CURDIR)"' -DREF5D_BUILD_DIR='"$(CURDIR)/$(BUILD)"'
-CXXFLAGS := -std=c++20 -O2 -g1 -I. $(WARNINGS)
+OPTIMIZE := -O2
+CXXFLAGS = -std=c++20 $(OPTIMIZE) -g1 -I. $(WARNINGS)
 LDLIBS := -lfmt
 
 ifeq ($(MODE),cpu)
@@ -41,6 +46,22 @@ LDLIBS += -fopenmp
 $(BUILD)/bench: LDLIBS += -lopenblas  # to compare with
 COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += $(KERNEL_FLAGS)
+else ifeq ($(MODE),emu)
+# Kernels call the emulator before every access to memory (emu/hooks.cpp); the host's code is checked by the compiler's own
+# sanitizers. The emulator itself, and the matrix product that stands for cuBLAS, are built for speed.
+SANITIZE ?= address,undefined
+SANITIZERS := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
+ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -ftrivial-auto-var-init=pattern
+OPTIMIZE := -O1
+CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN)
+LDLIBS += -fopenmp -lboost_context $(SANITIZERS)
+$(BUILD)/bench: LDLIBS += -lopenblas
+COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) -O2 -g $(ACCESS_FLAGS) -MMD -MP -c $< -o $@
+HOST_SANITIZERS = $(SANITIZERS)
+$(BUILD)/obj/common/device/emu/%.cpp.o: HOST_SANITIZERS =
+$(BUILD)/obj/common/kernels/cpu/%.cpp.o: HOST_SANITIZERS =
+$(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3
+$(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += -O3 -march=native -fno-math-errno -fno-trapping-math
 else
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(shell command -v nvcc)))
 CUDA_ARCHS ?= 80 90 100
@@ -72,7 +93,7 @@ $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"
 
 $(BUILD)/obj/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
 
 $(BUILD)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -84,8 +105,8 @@ $(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD
 $(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
 	$(CXX) $^ $(LDLIBS) -o $@
 
-# One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp.
-OF_OTHER_MODES := $(foreach m,$(filter-out $(MODE),$(MODES)),%_$(m)_test.cpp)
+# One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp, *_emu.cu.
+OF_OTHER_MODES := $(foreach m,$(filter-out $(OWN),$(MODES)),%_$(m)_test.cpp %_$(m).cu)
 test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp))
 define test_binary
 $(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(call test_sources,$(1))) $(BUILD)/libref5d.a

@@ -1,7 +1,6 @@
 // The vocabulary that kernels are written in. A kernel includes this file and is plain CUDA C++; it never assumes how
-// many threads run it, so the same source is compiled for every MODE (see decisions.md): by nvcc for the GPU, and by g++
-// with one thread per block and a warp of one. Another way to run blocks on the host needs another kernel_*.h here, and no
-// change in a kernel.
+// many threads run it, so the same source is compiled for every MODE (see decisions.md): by nvcc for the GPU, by g++ with one
+// thread per block and a warp of one, and by g++ with a GPU's geometry for the emulator (docs/emulator.md).
 //
 //   for (auto i : grid_range(n))      every index once over the whole grid; contiguous per block on the CPU
 //   for (i = threadIdx.x; i < n; i += blockDim.x)   every index once over a block (vectorises on the CPU)
@@ -18,6 +17,8 @@
 
 #if defined(__CUDACC__)
 #include "common/device/cuda/kernel_cuda.h"
+#elif defined(REF5D_EMU)
+#include "common/device/emu/kernel_emu.h"
 #else
 #include "common/device/cpu/kernel_cpu.h"
 #endif

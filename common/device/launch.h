@@ -64,6 +64,8 @@ bool has_blocks(const Grid& grid) {
 
 #if defined(__CUDACC__)
 #include "common/device/cuda/launch_cuda.h"
+#elif defined(REF5D_EMU)
+#include "common/device/emu/launch_emu.h"
 #else
 #include "common/device/cpu/launch_cpu.h"
 #endif

@@ -41,9 +41,13 @@ void Device::set_threads(int n) {
 
 void Device::synchronize() { cpu::drain(); }
 
+#ifdef REF5D_EMU
+std::string Device::mode() { return "emu"; }
+std::string Device::description() { return "an emulated GPU"; }
+#else
 std::string Device::mode() { return "cpu"; }
-
 std::string Device::description() { return std::to_string(omp_get_num_procs()) + " cores"; }
+#endif
 
 namespace backend {
 void profile_start() {}

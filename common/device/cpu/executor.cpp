@@ -7,9 +7,11 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "common/device/cpu/observe.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
 #include "common/device/polled.h"
@@ -22,6 +24,7 @@ struct Entry {
   enum class Kind { kWork, kPolled, kRecord, kWait } kind;
   PolledWork work;                 // kWork: of this only the name and `start`, which is all there is to do
   std::shared_ptr<bool> happened;  // kRecord sets it, kWait waits for it
+  emu::Task task{};                // kWork, kPolled
   bool started = false;            // kPolled
   std::chrono::steady_clock::time_point begin{};
   detail::Patience patience{};
@@ -30,13 +33,15 @@ struct Entry {
 }  // namespace
 
 struct Stream::Impl {
-  explicit Impl(const std::string& n) : name(n) {}
+  explicit Impl(const std::string& n) : name(n), clock(n) {}
   std::string name;
+  emu::StreamClock clock;
   std::deque<Entry> entries;
 };
 
 struct Event::Impl {
   std::shared_ptr<bool> happened;  // of the last record; null if never recorded
+  emu::Clock clock;
 };
 
 namespace cpu {
@@ -47,6 +52,7 @@ constexpr std::size_t kRunAhead = 4096;
 
 class Executor {
  public:
+  Executor() { set_order_seed(emu::seed()); }
   void add(Stream::Impl* s) { streams_.push_back(s); }
   // What is still queued is dropped. Nobody waits for it then.
   void remove(Stream::Impl* s) {
@@ -59,6 +65,7 @@ class Executor {
   }
 
   void push(Stream::Impl& s, Entry e) {
+    if (e.kind == Entry::Kind::kWork || e.kind == Entry::Kind::kPolled) e.task = s.clock.enqueue(e.work.name);
     s.entries.push_back(std::move(e));
     const Entry& pushed = s.entries.back();
     if (pushed.work.order_key != nullptr) turns_[pushed.work.order_key].push_back(&pushed);
@@ -86,6 +93,11 @@ class Executor {
         case Progress::kNone: throw RunError("the streams wait for each other: no work is ready and none is in flight");
       }
     }
+  }
+
+  // For everything.
+  void host_waited() {
+    for (Stream::Impl* s : streams_) s->clock.host_waited();
   }
 
   [[nodiscard]] bool empty() const { return pending_ == 0; }
@@ -151,6 +163,7 @@ class Executor {
   // Starts a polled entry or asks how it is; true when it is through. One that throws is gone, like any other work.
   bool advance(Stream::Impl& s, Entry& head) {
     try {
+      const emu::Running running(head.task);
       if (!head.started) {
         take_turn(head);
         head.started = true;
@@ -171,6 +184,7 @@ class Executor {
     Entry e = pop(s);  // first, so that an entry that throws is gone
     if (e.kind == Entry::Kind::kRecord) *e.happened = true;
     if (e.kind != Entry::Kind::kWork) return;
+    const emu::Running running(e.task);
     if (!device().profiler().on()) return e.work.start();
     e.begin = std::chrono::steady_clock::now();
     e.work.start();
@@ -202,10 +216,29 @@ void enqueue(Stream& stream, const std::string& name, std::function<void()> work
   executor().push(stream.impl(), {Entry::Kind::kWork, {name, std::move(work), {}}, {}});
 }
 
+void enqueue_free(Stream& stream, std::function<void()> free) noexcept {
+  try {
+    enqueue(stream, "free", std::move(free));
+  } catch (...) {
+    executor().keep(std::current_exception());
+  }
+}
+
+namespace {
+std::set<const Stream*>& live_streams() {
+  static auto* const kLive = new std::set<const Stream*>;
+  return *kLive;
+}
+}  // namespace
+bool exists(const Stream& stream) { return live_streams().contains(&stream); }
+
+emu::Task allocation_task(Stream& stream) { return stream.impl().clock.enqueue("allocation"); }
+
 void run_until(const std::function<bool()>& done) { executor().run_until(done); }
 
 void drain() {
   executor().run_until([] { return executor().empty(); });
+  executor().host_waited();
 }
 
 void set_order_seed(std::uint64_t seed) { executor().set_order_seed(seed); }
@@ -219,6 +252,7 @@ void set_kernel_threads(int n) { kernel_thread_count = n; }
 
 Stream::Stream(std::string name) : name_(std::move(name)), impl_(std::make_unique<Impl>(name_)) {
   cpu::executor().add(impl_.get());
+  cpu::live_streams().insert(this);
 }
 
 Stream::~Stream() {
@@ -236,11 +270,13 @@ Stream::~Stream() {
   }
   if (impl_->entries.empty()) cpu::free_pool(*this);
   cpu::executor().remove(impl_.get());
+  cpu::live_streams().erase(this);
 }
 
 void Stream::synchronize() {
   Impl& s = *impl_;
   cpu::executor().run_until([&s] { return s.entries.empty(); });
+  s.clock.host_waited();
 }
 
 Event::Event() : impl_(std::make_unique<Impl>()) {}
@@ -250,17 +286,24 @@ Event& Event::operator=(Event&&) noexcept = default;
 
 void Event::record(Stream& stream) {
   impl_->happened = std::make_shared<bool>(false);
+  impl_->clock = stream.impl().clock.snapshot();
   cpu::executor().push(stream.impl(), {Entry::Kind::kRecord, {}, impl_->happened});
 }
 
-bool Event::done() const { return !impl_->happened || *impl_->happened; }
+bool Event::done() const {
+  const bool happened = !impl_->happened || *impl_->happened;
+  if (happened) emu::host_waited_for(impl_->clock);
+  return happened;
+}
 
 void Event::synchronize() const {
   cpu::run_until([this] { return done(); });
 }
 
 void wait(Stream& stream, const Event& event) {
-  if (event.impl().happened) cpu::executor().push(stream.impl(), {Entry::Kind::kWait, {}, event.impl().happened});
+  if (!event.impl().happened) return;
+  stream.impl().clock.join(event.impl().clock);
+  cpu::executor().push(stream.impl(), {Entry::Kind::kWait, {}, event.impl().happened});
 }
 
 void host_task(Stream& stream, const std::string& name, std::function<void()> task) {

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "common/device/cpu/observe.h"
 #include "common/device/stream.h"
 
 namespace ref5d::cpu {
@@ -31,6 +32,13 @@ void make_progress();
 // For tests. 0: the newest ready stream goes first. Any other: the ready streams in an order drawn from the seed, another one
 // at each step.
 void set_order_seed(std::uint64_t seed);
+
+// For memory that is freed in a stream's order. What is thrown on the way surfaces at the host's next wait.
+void enqueue_free(Stream& stream, std::function<void()> free) noexcept;
+// Whether the stream has not been destroyed, for memory that outlives it.
+[[nodiscard]] bool exists(const Stream& stream);
+// Stands for the allocation of memory on a stream.
+[[nodiscard]] emu::Task allocation_task(Stream& stream);
 
 // Gives the memory of a stream that is going back to the host. Its work must be done.
 void free_pool(const Stream& stream);

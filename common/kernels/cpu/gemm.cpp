@@ -7,6 +7,7 @@
 #include <new>
 
 #include "common/device/cpu/executor.h"
+#include "common/device/cpu/observe.h"
 #include "common/device/error.h"
 #include "common/kernels/cpu/gemm_micro.h"
 #include "common/kernels/gemm_backend.h"
@@ -135,6 +136,17 @@ struct Product {
   }
 };
 
+// Where a matrix lies.
+struct Extent {
+  const void* at;
+  std::size_t row_bytes, pitch;
+  std::int64_t rows;
+};
+Extent extent(const Tensor& t) {
+  const std::size_t size = dtype_size(t.dtype());
+  return {t.raw(), static_cast<std::size_t>(t.dim(1)) * size, static_cast<std::size_t>(t.ld()) * size, t.dim(0)};
+}
+
 template <typename S, typename T>
 void enqueue_product(Stream& stream, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b, double beta,
                      const Tensor& c) {
@@ -149,7 +161,11 @@ void enqueue_product(Stream& stream, Transpose ta, Transpose tb, double alpha, c
                         .alpha = static_cast<T>(alpha),
                         .beta = static_cast<T>(beta)};
   static const std::string kName = "gemm";
-  cpu::enqueue(stream, kName, [product] {
+  const Extent in_a = extent(a), in_b = extent(b), in_c = extent(c);
+  cpu::enqueue(stream, kName, [product, in_a, in_b, in_c] {
+    for (const Extent& e : {in_a, in_b}) emu::device_reads(e.at, e.row_bytes, e.rows, e.pitch);
+    if (product.beta != 0) emu::device_reads(in_c.at, in_c.row_bytes, in_c.rows, in_c.pitch);
+    emu::device_writes(in_c.at, in_c.row_bytes, in_c.rows, in_c.pitch);
     const double flops = static_cast<double>(gemm_flops(product.m, product.n, product.k));
     product.run(flops < kFlopsWorthSharing ? 1 : cpu::kernel_threads());
   });

@@ -1,0 +1,118 @@
+// Runs a kernel: its blocks one after the other, a block's threads as fibers that go on until they wait for each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/device/emu/fault.h"
+#include "common/device/emu/fiber.h"
+#include "common/device/emu/random.h"
+#include "common/device/emu/shadow.h"
+
+namespace ref5d::emu {
+
+// A place in the source.
+struct Site {
+  const char* file = nullptr;
+  int line = 0;
+  std::uint32_t pc = 0;
+  [[nodiscard]] bool same_line(const Site& o) const { return file == o.file && line == o.line; }
+};
+
+enum class WarpKind { kSync, kShuffle, kBallot };
+// What a thread brings to an operation of its warp, and takes away.
+struct WarpOperation {
+  WarpKind kind{};
+  std::uint32_t mask = 0;
+  int source = 0;           // kShuffle: the lane whose value it takes
+  std::uint64_t value = 0;  // kBallot: not 0 votes yes
+  std::uint64_t result = 0;
+};
+
+struct Thread {
+  enum class State { kReady, kAtBarrier, kInWarp, kDone };
+  Fiber fiber;
+  Access self;
+  State state = State::kReady;
+  Site site;  // where it waits
+  WarpOperation operation;
+};
+
+struct Launch {
+  const std::string* name;
+  std::array<unsigned, 3> grid;
+  unsigned threads;
+  std::size_t dynamic_bytes;
+  void (*call)(const void* args);  // the kernel, for the current thread
+  const void* args;
+};
+
+// Runs it all in the running task. Throws EmulatorError at the first fault.
+void run_kernel(const Launch& launch);
+// Of a launch, before it is queued: what no GPU could run. EmulatorError.
+void check_resources(const Launch& launch);
+
+class Block {
+ public:
+  [[nodiscard]] static Block& current();
+
+  void run(const Launch& launch);
+
+  // Called by the threads.
+  void barrier(const Site& site);
+  std::uint64_t warp(const WarpOperation& operation, const Site& site);
+  [[nodiscard]] std::uint32_t active_lanes();
+  void pass();  // lets others run
+  void maybe_pass();
+  void* shared_array(const void* tag, std::size_t bytes, std::size_t alignment);
+  [[nodiscard]] void* dynamic_shared() const;
+  [[noreturn]] void fail(const BadAccess& bad);
+  [[noreturn]] void fail(Fault fault, const std::string& what);
+
+  [[nodiscard]] const Launch& launch() const { return *launch_; }
+  [[nodiscard]] const std::array<unsigned, 3>& index() const { return index_; }
+  // Of the threads that wait or have left, for messages: "threads 0-15 wait at a.cu:12".
+  [[nodiscard]] std::string who_waits_where() const;
+
+ private:
+  struct SharedArray {
+    const void* tag;
+    std::uintptr_t at;
+    std::size_t bytes;
+  };
+  void run_block(std::uint64_t linear);
+  void run_threads();
+  void release_barrier();
+  [[nodiscard]] bool same_barrier() const;
+  [[nodiscard]] bool complete_warp_operation(Thread& last);
+  void fail_at_missing_lane(const Thread& waiting);
+  void make_ready(Thread& t);
+  [[nodiscard]] Thread* next();
+  void park();
+  [[noreturn]] void finish();
+  [[noreturn]] void leave_to_host();
+  static void thread_main();
+  std::uintptr_t place_shared(const void* tag, std::size_t bytes, std::size_t alignment);
+
+  const Launch* launch_ = nullptr;
+  std::array<unsigned, 3> index_{};
+  std::vector<Thread> threads_;
+  std::vector<Thread*> ready_;
+  std::size_t done_ = 0, at_barrier_ = 0;
+  bool in_order_ = true, last_first_ = false;
+  Random random_{0};
+  Fiber host_;
+  std::vector<SharedArray> shared_;
+  std::uintptr_t shared_end_ = 0;
+  std::size_t static_bytes_ = 0;
+  BadAccess bad_;
+  Fault fault_ = Fault::kNone;
+  std::string what_;
+};
+
+// The thread that runs now; null outside of kernels.
+extern constinit thread_local Thread* current_thread;
+
+}  // namespace ref5d::emu

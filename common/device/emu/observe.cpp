@@ -1,0 +1,61 @@
+#include "common/device/emu/observe.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "common/device/cpu/executor.h"
+#include "common/device/emu/block.h"
+#include "common/device/error.h"
+
+namespace ref5d::emu {
+namespace {
+
+void touch_rows(const void* at, std::size_t row_bytes, std::int64_t rows, std::size_t pitch, Use use) {
+  BadAccess bad;
+  bad.self = {.task = running().id};
+  bad.bytes = row_bytes;
+  bad.writes = use == Use::kWrite;
+  for (std::int64_t r = 0; row_bytes > 0 && r < rows; ++r) {
+    bad.address = reinterpret_cast<std::uintptr_t>(at) + static_cast<std::uintptr_t>(r) * pitch;
+    bad.fault = bad.address - kMemory < kMemoryBytes ? touch(bad.address, row_bytes, use, bad.self, bad) : Fault::kHostMemory;
+    if (bad.fault != Fault::kNone) throw_bad_access(bad);
+  }
+}
+
+std::uint64_t seed_from_environment() {
+  const char* const text = std::getenv("REF5D_EMU_SEED");
+  if (text == nullptr || *text == '\0') return 0;
+  char* end = nullptr;
+  const std::uint64_t value = std::strtoull(text, &end, 10);
+  if (*end != '\0' || *text < '0' || *text > '9')
+    throw InputError("REF5D_EMU_SEED is \"" + std::string(text) + "\"; set it to a whole number, 0 for everything in order");
+  return value;
+}
+
+std::uint64_t& current_seed() {
+  static std::uint64_t seed = seed_from_environment();
+  return seed;
+}
+
+}  // namespace
+
+std::uint64_t seed() { return current_seed(); }
+void set_seed(std::uint64_t seed) {
+  current_seed() = seed;
+  cpu::set_order_seed(seed);
+}
+
+void device_reads(const void* at, std::size_t row_bytes, std::int64_t rows, std::size_t pitch) {
+  touch_rows(at, row_bytes, rows, pitch, Use::kRead);
+}
+void device_writes(const void* at, std::size_t row_bytes, std::int64_t rows, std::size_t pitch) {
+  touch_rows(at, row_bytes, rows, pitch, Use::kWrite);
+}
+void host_reads(const void* at, std::size_t bytes) {
+  static auto* const kHost = new StreamClock("host");
+  const Running now(kHost->enqueue("copy to host"));
+  device_reads(at, bytes);
+  kHost->host_waited();  // what is enqueued from now on comes later
+}
+
+}  // namespace ref5d::emu
