@@ -17,7 +17,7 @@ endif
 BUILD := build/$(MODE)
 
 LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
-TOOLS := $(filter compare bench,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
+TOOLS := $(filter compare bench kernels,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
 
 # Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
 library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(foreach m,$(filter-out $(MODE),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
