@@ -11,8 +11,8 @@
 
 namespace ref5d {
 
-// What this machine reaches, measured: reading and writing a large array, and the library's product of two large square
-// matrices in one dtype.
+// What this machine reaches at the moment, measured: reading and writing a large array, and the library's product of two large
+// square matrices in one dtype.
 struct MachineRates {
   double bytes_per_s = 0, flops_per_s = 0;
 };
