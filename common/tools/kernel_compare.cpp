@@ -53,7 +53,8 @@ double value_error(const HostTensor& value, const HostTensor& reference) {
   }
   if (difference == 0) return 0;
   const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? kInfinity : error;
+  if (std::isnan(error)) return kInfinity;
+  return error;
 }
 
 void write_values(const std::string& path, const std::vector<CaseValue>& values) {
