@@ -23,9 +23,10 @@ class StandIns {
   void put(const std::string& name, const std::string& script) const {
     std::filesystem::permissions(dir_.put(name, "#!/bin/sh\n" + script), std::filesystem::perms::owner_all);
   }
-  [[nodiscard]] std::string path(const std::string& name) const { return dir_.path(name); }
+  [[nodiscard]] std::string report() const { return read_file(dir_.path("out/gpu-check.json")); }
   [[nodiscard]] Outcome run(std::vector<std::string> environment) const {
     environment.push_back("PATH=" + dir_.path() + ":" + std::getenv("PATH"));
+    environment.push_back("GPU_CHECK_OUT=" + dir_.path("out"));
     RunOptions options;
     options.environment = std::move(environment);
     options.deadline = 120;
@@ -66,7 +67,7 @@ TEST(GpuCheck, EveryStepHasItsRow) {
   tools.put("compute-sanitizer", kSanitizer);
   const Outcome run = tools.run({"GPU_CHECK_MODE=cpu", "SANITIZER_LIMIT=2"});
   EXPECT_EQ(run.exit_status, kExitCheckFailed) << run.description();
-  const std::string report = read_file(REF5D_BUILD_DIR "/gpu-check.json");
+  const std::string report = tools.report();
   EXPECT_FALSE(Json::parse(report).at("pass").as_bool());
   std::map<std::string, CheckStep> steps = steps_of(report);
   EXPECT_EQ(steps.at("compute-sanitizer memcheck").result, "FAIL");
@@ -92,10 +93,24 @@ TEST(GpuCheck, ABuildThatFailsEndsIt) {
   tools.put("g++", "exit 0");
   const Outcome run = tools.run({"GPU_CHECK_MODE=cpu"});
   EXPECT_EQ(run.exit_status, kExitCheckFailed) << run.description();
-  const std::map<std::string, CheckStep> steps = steps_of(read_file(REF5D_BUILD_DIR "/gpu-check.json"));
+  const std::map<std::string, CheckStep> steps = steps_of(tools.report());
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps.at("build").result, "FAIL");
   expect_contains(steps.at("build").remark, "something is wrong");
+}
+
+TEST(GpuCheck, BuildsForTheGpusThatArePresent) {
+  const StandIns tools;
+  tools.put("nvidia-smi", "case $* in *compute_cap*) printf '9.0\\n8.0\\n9.0\\n' ;; *) echo Some GPU ;; esac");
+  tools.put("nvcc", "exit 0");
+  tools.put("g++", "exit 0");
+  tools.put("make", "echo \"$@\"; exit 2");
+  const Outcome found = tools.run({"GPU_CHECK_MODE=cuda"});
+  EXPECT_EQ(found.exit_status, kExitCheckFailed) << found.description();
+  expect_contains(steps_of(tools.report()).at("build").remark, "MODE=cuda CUDA_ARCHS=80 90 all");
+  EXPECT_EQ(Json::parse(tools.report()).at("device").as_string(), "Some GPU");
+  (void)tools.run({"GPU_CHECK_MODE=cuda", "CUDA_ARCHS=100"});
+  expect_contains(steps_of(tools.report()).at("build").remark, "MODE=cuda CUDA_ARCHS=100 all");
 }
 
 TEST(GpuCheck, WithoutAGpuItSaysSo) {
