@@ -3,6 +3,7 @@
 # make test       builds and runs all tests; the last line is "N passed, N failed"
 # make test-fast  the same without the programs' tests
 # make bench      speed: tokens/s, GFLOP/s, time by kernel
+# make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
 # make clean
 # MODE=cpu        the CPU, one thread per block; the default where there is no GPU
@@ -18,7 +19,7 @@ endif
 BUILD := build/$(MODE)
 
 LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
-TOOLS := $(filter compare bench,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
+TOOLS := $(filter compare bench kernels,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
 
 # Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
 # The emulator has the CPU's streams and matrix product.
@@ -73,7 +74,7 @@ COMPILE_CU = nvcc -std=c++20 -O3 -lineinfo -I. -DREF5D_CUDA $(GENCODE) -ccbin g+
   -Xcompiler -Wall,-Wextra,-Wshadow,-Werror -MMD -MP -c $< -o $@
 endif
 
-.PHONY: all tests run test test-fast bench deps clean
+.PHONY: all tests run test test-fast bench gpu-check deps clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: $(PROGRAMS)
@@ -133,6 +134,9 @@ test-fast: deps
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
 	$(BUILD)/bench
+
+gpu-check:
+	@common/tools/gpu_check
 
 deps:
 	@common/tools/deps $(MODE)

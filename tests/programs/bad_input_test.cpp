@@ -42,6 +42,12 @@ TEST(BadUsage, FlagsThatBenchWouldIgnore) {
   }
 }
 
+TEST(BadUsage, KernelsWithoutValuesToCompareWith) {
+  expect_one_error(run_binary("kernels", words("--compare missing")), 2, {"cannot open missing"});
+  expect_one_error(run_binary("kernels", words("--compare " REF5D_SOURCE_DIR "/LICENSE")), 2, {"not a safetensors file"});
+  expect_one_error(run_binary("kernels", {}), 2, {"give one of --write FILE, --compare FILE"});
+}
+
 // OpenBLAS waits for ever for threads that OpenMP does not give it.
 TEST(BadUsage, MoreThreadsThanOpenMpAllows) {
   if (kCuda) GTEST_SKIP() << "host threads are for the CPU";
