@@ -51,8 +51,8 @@ else ifeq ($(MODE),emu)
 # Kernels call the emulator before every access to memory (emu/hooks.cpp); the host's code is checked by the compiler's own
 # sanitizers. The emulator itself, and the matrix product that stands for cuBLAS, are built for speed.
 SANITIZE ?= address,undefined
-SANITIZERS := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
-ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -ftrivial-auto-var-init=pattern
+SANITIZERS := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -Wno-maybe-uninitialized)
+ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -fno-optimize-sibling-calls -ftrivial-auto-var-init=pattern
 OPTIMIZE := -O1
 CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN)
 LDLIBS += -fopenmp -lboost_context $(SANITIZERS)

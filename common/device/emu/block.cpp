@@ -42,7 +42,7 @@ void Block::run(const Launch& launch) {
   launch_ = &launch;
   const std::uint64_t total = std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
   in_order_ = seed() == 0;
-  random_ = Random(seed() * 0x100000001B3u + running().id);
+  random_ = Random(draw_for_launch());
   shared_end_ = kMemory;
   static_bytes_ = 0;
   if (launch.dynamic_bytes > 0) (void)place_shared(this, launch.dynamic_bytes, 16);
@@ -243,7 +243,8 @@ std::string Block::who_waits_where() const {
   for (unsigned i = 0, end = 0; i < launch_->threads; i = end) {
     if (all.size() > 300) return all + ", ...";
     for (end = i + 1; end < launch_->threads && together(threads_[i], threads_[end]);) ++end;
-    all += fmt::format("{}threads {}-{} {}", all.empty() ? "" : ", ", i, end - 1, where(threads_[i]));
+    const std::string who = end == i + 1 ? fmt::format("thread {}", i) : fmt::format("threads {}-{}", i, end - 1);
+    all += fmt::format("{}{} {}", all.empty() ? "" : ", ", who, where(threads_[i]));
   }
   return all;
 }

@@ -35,7 +35,8 @@ std::string output_of(const std::string& command) {
 // A line of addr2line's, without the source directory and the remarks; empty if it says nothing of a kernel's author's.
 std::string useful(std::string line) {
   if (line.empty() || line[0] == '?' || line.find("emu.h:") != std::string::npos) return {};
-  if (line.starts_with(REF5D_SOURCE_DIR "/")) line.erase(0, sizeof(REF5D_SOURCE_DIR));
+  for (const std::string_view root : {REF5D_SOURCE_DIR "/", "./"})
+    if (line.starts_with(root)) line.erase(0, root.size());
   return line.substr(0, line.find(' '));
 }
 
@@ -67,6 +68,8 @@ std::string describe_block(const Access& a) {
 std::string describe_other(const BadAccess& bad) {
   const Access &a = bad.self, &o = bad.other;
   const std::string what = (o.atomic ? " changes by an atomic operation" : bad.other_writes ? " writes" : " reads") + at_line(o.pc);
+  if (o.task != a.task && o.pc == 0 && task_name(o.task) == kAllocation)
+    return fmt::format("it is allocated on stream \"{}\"", stream_name(o.task));
   if (o.task != a.task) return fmt::format("{} on stream \"{}\"{}", task_name(o.task), stream_name(o.task), what);
   if (o.block != a.block) return fmt::format("block {}, thread {}{}", describe_block(o), o.thread, what);
   return fmt::format("thread {}{}", o.thread, what);
@@ -117,7 +120,10 @@ void throw_bad_access(const BadAccess& bad) {
     }
   };
   throw EmulatorError(bad.fault, fmt::format("{} in {}: {} {} bytes {}{}{}{}", fault_name(bad.fault), describe_place(bad.self),
-                                             bad.writes ? "writes" : "reads", bad.bytes, describe_memory(bad.address),
+                                             task_name(bad.self.task) == kFree ? "gives back"
+                                             : bad.writes                      ? "writes"
+                                                                               : "reads",
+                                             bad.bytes, describe_memory(bad.address),
                                              at_line(bad.self.pc), why(), seed_remark()));
 }
 

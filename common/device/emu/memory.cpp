@@ -103,11 +103,18 @@ TaskId allocated_by(std::uintptr_t address) {
 
 std::string describe_memory(std::uintptr_t address) {
   if (address - kMemory < kSharedBytes) return "of shared memory";
-  if (address - kMemory >= kMemoryBytes) return address == 0 ? "at the null pointer" : "at an address of the host";
-  const auto* found = allocation_at(address);
-  if (found == nullptr) return "before all device memory";
-  const auto& [begin, a] = *found;
-  return fmt::format("at byte {} of a buffer of {} bytes{}", address - begin, a.bytes, a.freed ? " that has been freed" : "");
+  if (address - kMemory >= kMemoryBytes) return address < 4096 ? "at the null pointer" : "at an address of the host";
+  // In the room between two allocations, the nearer one is meant.
+  const auto& all = heap().all;
+  const auto next = all.upper_bound(address);
+  const auto* const here = allocation_at(address);
+  const std::uintptr_t past = here == nullptr ? SIZE_MAX : address - here->first;
+  if (next != all.end() && (here == nullptr || past >= here->second.bytes) &&
+      next->first - address < (here == nullptr ? SIZE_MAX : past - here->second.bytes + 1))
+    return fmt::format("{} before a buffer of {} bytes", next->first - address, next->second.bytes);
+  if (here == nullptr) return "at an address that nobody has allocated";
+  return fmt::format("at byte {} of a buffer of {} bytes{}", past, here->second.bytes,
+                     here->second.freed ? " that has been freed" : "");
 }
 
 }  // namespace emu

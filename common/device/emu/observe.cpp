@@ -32,16 +32,21 @@ std::uint64_t seed_from_environment() {
   return value;
 }
 
-std::uint64_t& current_seed() {
-  static std::uint64_t seed = seed_from_environment();
-  return seed;
+struct Order {
+  std::uint64_t seed = seed_from_environment();
+  Random launches{seed};
+};
+Order& current_order() {
+  static Order order;
+  return order;
 }
 
 }  // namespace
 
-std::uint64_t seed() { return current_seed(); }
+std::uint64_t seed() { return current_order().seed; }
+std::uint64_t draw_for_launch() { return current_order().launches.next(); }
 void set_seed(std::uint64_t seed) {
-  current_seed() = seed;
+  current_order() = {seed, Random(seed)};
   cpu::set_order_seed(seed);
 }
 

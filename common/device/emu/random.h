@@ -9,6 +9,8 @@ namespace ref5d::emu {
 [[nodiscard]] std::uint64_t seed();
 // From now on: the order of threads, blocks and streams. The same seed gives the same run.
 void set_seed(std::uint64_t seed);
+// For the next launch.
+[[nodiscard]] std::uint64_t draw_for_launch();
 
 // splitmix64 (Steele, Lea and Flood 2014).
 class Random {

@@ -14,6 +14,9 @@
 
 namespace ref5d::emu {
 
+// Names of tasks that are no work of the program's.
+inline constexpr char kAllocation[] = "allocation", kFree[] = "free";
+
 // By stream slot: the last task known.
 class Clock {
  public:

@@ -1,0 +1,76 @@
+// Each planted fault must be reported under one of 20 seeds at least, and its correct twin be clean under all.
+#include <gtest/gtest.h>
+
+#include "common/device/device.h"
+#include "common/device/emu/random.h"
+#include "tests/unit/emulator_faults.h"
+
+namespace ref5d::testing {
+namespace {
+
+constexpr std::uint64_t kSeeds = 20;
+
+class EmulatorFaults : public ::testing::TestWithParam<PlantedFault> {
+ protected:
+  void SetUp() override { before_ = emu::seed(); }
+  void TearDown() override { emu::set_seed(before_); }
+
+ private:
+  std::uint64_t before_ = 0;
+};
+
+// What a seed brings to light.
+struct Report {
+  emu::Fault fault = emu::Fault::kNone;
+  std::string text;
+};
+
+Report run_under(const PlantedFault& fault, bool faulty, std::uint64_t seed) {
+  emu::set_seed(seed);
+  Report report;
+  try {
+    fault.run(faulty);
+    device().synchronize();
+  } catch (const emu::EmulatorError& e) {
+    report = {e.fault, e.what()};
+  }
+  // What was queued behind the fault may run into it, too.
+  for (int more = 0; report.fault != emu::Fault::kNone && more < 10; ++more) {
+    try {
+      device().synchronize();
+      break;
+    } catch (const emu::EmulatorError&) {
+    }
+  }
+  return report;
+}
+
+TEST_P(EmulatorFaults, IsReported) {
+  const PlantedFault& fault = GetParam();
+  int reported = 0;
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Report r = run_under(fault, true, seed);
+    if (r.fault == emu::Fault::kNone) continue;
+    EXPECT_STREQ(emu::fault_name(r.fault), emu::fault_name(fault.expected)) << r.text;
+    if (r.fault != emu::Fault::kResources)  // which no order changes
+      EXPECT_NE(r.text.find(" (REF5D_EMU_SEED=" + std::to_string(seed) + ")"), std::string::npos) << r.text;
+    EXPECT_EQ(r.text.find('\n'), std::string::npos) << r.text;
+    EXPECT_NE(r.text.find(fault.message), std::string::npos) << r.text << "\nsays nothing of " << fault.message;
+    if (++reported == 1) RecordProperty("report", r.text);
+    EXPECT_EQ(run_under(fault, true, seed).text, r.text) << "the same seed gives another run";
+  }
+  EXPECT_GT(reported, 0) << "under " << kSeeds << " seeds";
+  RecordProperty("seeds", reported);
+}
+
+TEST_P(EmulatorFaults, TwinIsClean) {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) EXPECT_EQ(run_under(GetParam(), false, seed).text, "") << "seed " << seed;
+}
+
+std::string name_of(const ::testing::TestParamInfo<PlantedFault>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(Threads, EmulatorFaults, ::testing::ValuesIn(faults_between_threads()), name_of);
+INSTANTIATE_TEST_SUITE_P(Memory, EmulatorFaults, ::testing::ValuesIn(faults_of_memory()), name_of);
+INSTANTIATE_TEST_SUITE_P(Streams, EmulatorFaults, ::testing::ValuesIn(faults_between_streams()), name_of);
+
+}  // namespace
+}  // namespace ref5d::testing
