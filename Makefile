@@ -30,6 +30,9 @@ library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(if $(f
 LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
 TEST_GROUPS := $(sort $(TEST_GROUPS))
+ifeq ($(MODE),emu)
+TEST_GROUPS := unit
+endif
 PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 
@@ -80,6 +83,18 @@ endif
 all: $(PROGRAMS)
 tests: $(TESTS)
 
+# What the emulator's tests compare with, and the program that they start.
+ifeq ($(MODE),emu)
+tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum
+$(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
+	@mkdir -p $(@D)
+	build/cpu/kernels --write $@
+.PHONY: cpu_kernels
+cpu_kernels:
+	@$(MAKE) --no-print-directory MODE=cpu build/cpu/kernels
+build/cpu/kernels: cpu_kernels ;
+endif
+
 $(BUILD)/libref5d.a: $(LIBRARY_OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
@@ -123,13 +138,29 @@ run: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
 	$(BUILD)/01_grad_accum --model tiny --steps 400 --sample 300
 
+# Of the CPU's tests those whose name has "Emulator" are the emulator's own; the others run there too (make test MODE=emu), but
+# for those that take it minutes.
+EMU_OWN := *Emulator*:Device*:Executor*
+EMU_TOO_LONG := Models/Variants.BackwardIsTheDerivativeOfForward*:Gemm.BitsOfARow*:Gemm.TwoRuns*:Gemm.*WhenLong:Gemm.Bf16*:\
+*ForEveryHeadDimAndLayout:AttentionBackward.ABatchMayHaveMore*:AttentionBackward.Repeats*:AttentionBackward.AccumulateAdds:\
+ShardedOptimizer.RangesOf*:FlopsPerToken*:KernelCases.*
+EMU_TOO_LONG := $(subst $(eval ) ,,$(EMU_TOO_LONG))
+SEED ?=
+
 test: deps
-	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all $(TESTS)
-	@tests/run $(BUILD) $(TEST_GROUPS)
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
+ifeq ($(MODE),cpu)
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu tests
+	@tests/run $(TESTS) 'build/emu/tests/unit=$(EMU_OWN)'
+else ifeq ($(MODE),emu)
+	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=-$(EMU_TOO_LONG)'
+else
+	@tests/run $(TESTS)
+endif
 
 test-fast: deps
-	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(addprefix $(BUILD)/tests/,$(filter-out programs,$(TEST_GROUPS)))
-	@tests/run $(BUILD) $(filter-out programs,$(TEST_GROUPS))
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(filter-out %/programs,$(TESTS))
+	@tests/run $(filter-out %/programs,$(TESTS))
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "common/device/cpu/executor.h"
+#include "common/device/cpu/observe.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
 #include "common/device/polled.h"
@@ -22,9 +23,18 @@ using testing::add_constant;
 using testing::filled;
 using testing::multiply;
 
-// Side streams run as early as their waits allow: without a wait y is made before x is ready.
-TEST(Executor, AForgottenWaitIsAWrongResult) {
+// The order in which the newest ready stream goes first, whatever seed the emulator has been given.
+class Executor : public ::testing::Test {
+ protected:
+  void SetUp() override { cpu::set_order_seed(0); }
+  void TearDown() override { cpu::set_order_seed(emu::seed()); }
+};
+
+// Side streams run as early as their waits allow: without a wait y is made before x is ready. (The emulator does not let it come
+// to that: EmulatorFaults has the same mistake.)
+TEST_F(Executor, AForgottenWaitIsAWrongResult) {
   for (bool forgotten : {true, false}) {
+    if (forgotten && Device::mode() == "emu") continue;
     Stream first("first"), second("second");
     const Tensor x = filled(1, first), y = filled(0, second);
     device().synchronize();
@@ -35,7 +45,7 @@ TEST(Executor, AForgottenWaitIsAWrongResult) {
   }
 }
 
-TEST(Executor, NothingRunsBeforeTheHostWaits) {
+TEST_F(Executor, NothingRunsBeforeTheHostWaits) {
   Stream stream("test");
   int runs = 0;
   Event event;
@@ -48,7 +58,7 @@ TEST(Executor, NothingRunsBeforeTheHostWaits) {
   EXPECT_TRUE(event.done());
 }
 
-TEST(Executor, TheHostDoesNotRunAheadForEver) {
+TEST_F(Executor, TheHostDoesNotRunAheadForEver) {
   Stream stream("test");
   int runs = 0;
   for (int i = 0; i < 20000; ++i) cpu::enqueue(stream, "count", [&] { ++runs; });
@@ -58,7 +68,7 @@ TEST(Executor, TheHostDoesNotRunAheadForEver) {
 }
 
 // Communication is started, and until it is through the kernels of other streams run.
-TEST(Executor, KernelsOfOtherStreamsRunWhileCommunicationIsInFlight) {
+TEST_F(Executor, KernelsOfOtherStreamsRunWhileCommunicationIsInFlight) {
   Stream compute("compute"), comm("comm");
   std::vector<std::string> log;
   int polls = 0;
@@ -75,7 +85,7 @@ TEST(Executor, KernelsOfOtherStreamsRunWhileCommunicationIsInFlight) {
   EXPECT_EQ(polls, 4);
 }
 
-TEST(Executor, MakeProgressRunsOneEntryAtMost) {
+TEST_F(Executor, MakeProgressRunsOneEntryAtMost) {
   Stream stream("test");
   int runs = 0;
   cpu::make_progress();
@@ -88,7 +98,7 @@ TEST(Executor, MakeProgressRunsOneEntryAtMost) {
 
 // An event is recorded before it can be waited for, so streams alone cannot wait in a circle; a condition that no work brings
 // about can still be waited for.
-TEST(Executor, WaitingForWhatCannotComeIsAnErrorNotAHang) {
+TEST_F(Executor, WaitingForWhatCannotComeIsAnErrorNotAHang) {
   Stream stream("test");
   int runs = 0;
   cpu::enqueue(stream, "count", [&] { ++runs; });
@@ -96,7 +106,7 @@ TEST(Executor, WaitingForWhatCannotComeIsAnErrorNotAHang) {
   EXPECT_EQ(runs, 1);
 }
 
-TEST(Executor, AnErrorSurfacesAtTheWaitAndLaterWorkStillRuns) {
+TEST_F(Executor, AnErrorSurfacesAtTheWaitAndLaterWorkStillRuns) {
   Stream stream("test");
   int runs = 0;
   cpu::enqueue(stream, "breaks", [] { throw RunError("disk full"); });
@@ -111,7 +121,7 @@ TEST(Executor, AnErrorSurfacesAtTheWaitAndLaterWorkStillRuns) {
   EXPECT_EQ(runs, 1);
 }
 
-TEST(Executor, CommunicationThatFailsIsGone) {
+TEST_F(Executor, CommunicationThatFailsIsGone) {
   for (bool at_start : {true, false}) {
     Stream stream("test");
     int starts = 0, runs = 0;
@@ -155,7 +165,7 @@ bool starts_as_enqueued(std::uint64_t seed, bool with_keys) {
   return enqueued == started;
 }
 
-TEST(Executor, OperationsOfACommunicatorStartAsEnqueuedUnderEveryOrder) {
+TEST_F(Executor, OperationsOfACommunicatorStartAsEnqueuedUnderEveryOrder) {
   int out_of_order = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     EXPECT_TRUE(starts_as_enqueued(seed, true)) << "seed " << seed;
@@ -165,7 +175,7 @@ TEST(Executor, OperationsOfACommunicatorStartAsEnqueuedUnderEveryOrder) {
 }
 
 // The newest stream goes first, but its operation is the communicator's second.
-TEST(Executor, AnOperationWaitsForTheEarlierOneOfItsCommunicatorToStart) {
+TEST_F(Executor, AnOperationWaitsForTheEarlierOneOfItsCommunicatorToStart) {
   Stream older("older"), newer("newer");
   int communicator = 0;
   std::vector<std::string> log;
@@ -181,7 +191,7 @@ TEST(Executor, AnOperationWaitsForTheEarlierOneOfItsCommunicatorToStart) {
   older.synchronize();
 }
 
-TEST(Executor, AnOperationThatFailsLetsTheNextOfItsCommunicatorStart) {
+TEST_F(Executor, AnOperationThatFailsLetsTheNextOfItsCommunicatorStart) {
   Stream older("older"), newer("newer");
   int communicator = 0;
   bool started = false;
@@ -192,7 +202,7 @@ TEST(Executor, AnOperationThatFailsLetsTheNextOfItsCommunicatorStart) {
   EXPECT_TRUE(started);
 }
 
-TEST(Executor, AnOperationThatTakesTooLongIsAnErrorWithItsName) {
+TEST_F(Executor, AnOperationThatTakesTooLongIsAnErrorWithItsName) {
   Stream comm("comm"), other("other");
   int polls = 0, runs = 0;
   enqueue_polled(comm, {"all-reduce of layer 3 over dp", [] {},
@@ -226,7 +236,7 @@ TEST(Executor, AnOperationThatTakesTooLongIsAnErrorWithItsName) {
 
 // Otherwise a program that breaks would wait for ranks that are gone.
 // 20 ms of other work, and then one poll finds the operation half done: it has not been waited for.
-TEST(Executor, TimeThatTheHostSpendsElsewhereIsNoTimeOut) {
+TEST_F(Executor, TimeThatTheHostSpendsElsewhereIsNoTimeOut) {
   Stream stream("comm");
   int polls = 0;
   enqueue_polled(stream, {"patient", [] {}, [&] { return ++polls > 4; }, nullptr, std::chrono::milliseconds(5)});
@@ -239,7 +249,7 @@ TEST(Executor, TimeThatTheHostSpendsElsewhereIsNoTimeOut) {
   EXPECT_NO_THROW(stream.synchronize());
 }
 
-TEST(Executor, AStreamThatAnErrorEndsDropsItsWork) {
+TEST_F(Executor, AStreamThatAnErrorEndsDropsItsWork) {
   Stream other("other");
   int communicator = 0, runs = 0;
   try {
@@ -254,7 +264,7 @@ TEST(Executor, AStreamThatAnErrorEndsDropsItsWork) {
   EXPECT_EQ(runs, 1);
 }
 
-TEST(Executor, AStreamThatEndsRunsItsWorkEvenAfterAnError) {
+TEST_F(Executor, AStreamThatEndsRunsItsWorkEvenAfterAnError) {
   int runs = 0;
   {
     Stream stream("test");
@@ -273,7 +283,8 @@ std::int64_t resident_bytes() {
   return resident * 4096;
 }
 
-TEST(Executor, AStreamThatGoesGivesItsMemoryBack) {
+TEST_F(Executor, AStreamThatGoesGivesItsMemoryBack) {
+  if (Device::mode() == "emu") GTEST_SKIP() << "the emulator keeps what it knows of each byte";
   constexpr std::size_t kBytes = 64 << 20;
   const std::int64_t before = resident_bytes();
   Buffer outlives;
@@ -288,7 +299,7 @@ TEST(Executor, AStreamThatGoesGivesItsMemoryBack) {
   EXPECT_LT(resident_bytes() - before, static_cast<std::int64_t>(3 * kBytes));
 }
 
-TEST(Executor, ProfilesCommunicationFromStartToEnd) {
+TEST_F(Executor, ProfilesCommunicationFromStartToEnd) {
   Stream compute("compute"), comm("comm");
   int polls = 0;
   device().synchronize();

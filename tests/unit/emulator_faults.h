@@ -16,6 +16,8 @@ struct PlantedFault {
   std::string message;  // part of what the report must say
   // Runs the mistake or its twin, whose results it checks.
   std::function<void(bool faulty)> run;
+  // What it shows as where the seed brings it to a head otherwise.
+  emu::Fault otherwise = emu::Fault::kNone;
 };
 inline std::ostream& operator<<(std::ostream& out, const PlantedFault& f) { return out << f.name; }
 

@@ -51,10 +51,11 @@ TEST_P(EmulatorFaults, IsReported) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Report r = run_under(fault, true, seed);
     if (r.fault == emu::Fault::kNone) continue;
-    EXPECT_STREQ(emu::fault_name(r.fault), emu::fault_name(fault.expected)) << r.text;
+    EXPECT_TRUE(r.fault == fault.expected || r.fault == fault.otherwise) << r.text;
     const bool says_seed = r.text.find(" (REF5D_EMU_SEED=" + std::to_string(seed) + ")") != std::string::npos;
     EXPECT_TRUE(says_seed || r.text.find(" asks for ") != std::string::npos) << r.text;
     EXPECT_EQ(r.text.find('\n'), std::string::npos) << r.text;
+    if (r.fault != fault.expected) continue;
     EXPECT_NE(r.text.find(fault.message), std::string::npos) << r.text << "\nsays nothing of " << fault.message;
     if (++reported == 1) RecordProperty("report", r.text);
     EXPECT_EQ(run_under(fault, true, seed).text, r.text) << "the same seed gives another run";

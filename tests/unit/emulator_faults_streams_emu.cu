@@ -203,7 +203,7 @@ std::vector<PlantedFault> faults_between_streams() {
       {"MissingEventWait", Fault::kStreamRace, line, on_two_streams(missing_wait)},
       {"EventRecordedTooEarly", Fault::kStreamRace, line, on_two_streams(event_recorded_too_early)},
       {"OverwrittenTooEarly", Fault::kStreamRace, line, on_two_streams(overwritten_too_early)},
-      {"FreedTooEarly", Fault::kStreamRace, line, on_two_streams(freed_too_early)},
+      {"FreedTooEarly", Fault::kStreamRace, line, on_two_streams(freed_too_early), Fault::kUseAfterFree},
       {"UsedBeforeItIsAllocated", Fault::kStreamRace, line, on_two_streams(used_before_it_is_allocated)},
       {"CommunicationNotAwaited", Fault::kStreamRace, "late copy", on_two_streams(communication_not_awaited)},
       {"GradientNotReadyForCommunication", Fault::kStreamRace, "late copy", on_two_streams(gradient_not_ready_for_communication)},

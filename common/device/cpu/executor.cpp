@@ -71,6 +71,8 @@ class Executor {
     if (pushed.work.order_key != nullptr) turns_[pushed.work.order_key].push_back(&pushed);
     if (++pending_ > kRunAhead) {
       run_until([this] { return pending_ <= kRunAhead / 2; });
+    } else if (shuffled_ && draw(4) == 0) {
+      run_early();
     }
   }
 
@@ -108,8 +110,20 @@ class Executor {
   }
 
   enum class Progress { kMade, kWaiting, kNone };
-  // One entry of the first stream that is ready; otherwise says whether communication is in flight.
+  // One entry of the first stream that is ready; otherwise says whether communication is in flight. In an order drawn from a
+  // seed communication is often not asked, so that it completes late, unless nothing else is left to do.
   Progress step() {
+    if (shuffled_ && step(true) == Progress::kMade) return Progress::kMade;
+    return step(false);
+  }
+
+ private:
+  Progress step(bool late) {
+    stepping_ = true;
+    const struct Done {
+      bool& stepping;
+      ~Done() { stepping = false; }
+    } done{stepping_};
     bool in_flight = false;
     candidates_.assign(streams_.rbegin(), streams_.rend());
     if (shuffled_) std::shuffle(candidates_.begin(), candidates_.end(), random_);
@@ -121,6 +135,10 @@ class Executor {
       if (head.kind == Entry::Kind::kPolled) {
         const bool first = !head.started;
         if (first && !has_turn(head)) continue;
+        if (late && !first && draw(4) != 0) {
+          in_flight = true;
+          continue;
+        }
         if (!advance(s, head)) {
           in_flight = true;
           if (first) return Progress::kMade;
@@ -136,7 +154,18 @@ class Executor {
     return in_flight ? Progress::kWaiting : Progress::kNone;
   }
 
- private:
+  std::uint64_t draw(std::uint64_t n) { return random_() % n; }
+
+  // A device does not wait until the host does. What is thrown surfaces at the host's next wait.
+  void run_early() {
+    if (stepping_) return;  // work that frees memory is running
+    try {
+      (void)step();
+    } catch (...) {
+      keep(std::current_exception());
+    }
+  }
+
   void rethrow_kept() {
     if (kept_) std::rethrow_exception(std::exchange(kept_, nullptr));
   }
@@ -198,7 +227,7 @@ class Executor {
   std::vector<Stream::Impl*> streams_, candidates_;
   std::map<const void*, std::deque<const Entry*>> turns_;  // by order key: works that have not started, as enqueued
   std::mt19937_64 random_;
-  bool shuffled_ = false;
+  bool shuffled_ = false, stepping_ = false;
   std::size_t pending_ = 0;
   std::exception_ptr kept_;
 };

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/device/emu/launches.h"
 #include "common/device/emu/stream_order.h"
 
 namespace ref5d::emu {
@@ -19,6 +20,11 @@ namespace {
 constexpr std::size_t kMaxStaticShared = 48 * 1024, kMaxShared = 99 * 1024;
 
 }  // namespace
+
+std::map<std::string, LargestLaunch>& largest_launches() {
+  static auto* const kLaunches = new std::map<std::string, LargestLaunch>;
+  return *kLaunches;
+}
 
 Block& Block::current() {
   static Block* const kBlock = new Block;
@@ -41,6 +47,8 @@ void run_kernel(const Launch& launch) { Block::current().run(launch); }
 void Block::run(const Launch& launch) {
   launch_ = &launch;
   const std::uint64_t total = std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
+  LargestLaunch& largest = largest_launches()[*launch.name];
+  largest = {std::max(largest.blocks, total), std::max(largest.threads, launch.threads)};
   in_order_ = seed() == 0;
   random_ = Random(draw_for_launch());
   shared_end_ = kMemory;
@@ -70,9 +78,10 @@ void Block::run_block(std::uint64_t linear) {
   index_ = {static_cast<unsigned>(linear % grid[0]), static_cast<unsigned>(linear / grid[0] % grid[1]),
             static_cast<unsigned>(linear / grid[0] / grid[1])};
   if (threads_.size() < launch_->threads) threads_.resize(launch_->threads);
-  done_ = at_barrier_ = 0;
+  done_ = 0;
   last_first_ = !in_order_ && random_.below(4) == 0;
   ready_.clear();
+  first_ready_ = 0;
   for (unsigned i = 0; i < launch_->threads; ++i) {
     Thread& t = threads_[i];
     t.self = {.task = running().id, .block = static_cast<std::uint32_t>(linear), .thread = i};
@@ -91,9 +100,9 @@ void Block::run_threads() {
       current_thread = nullptr;
     }
     if (bad_.fault != Fault::kNone) throw_bad_access(std::exchange(bad_, {}));
-    if (fault_ != Fault::kNone) throw_fault(fault_, what_);
+    if (fault_ != Fault::kNone) throw_fault(fault_, std::exchange(what_, {}));
     if (done_ == launch_->threads) return;
-    if (ready_.empty()) release_barrier();
+    if (none_ready()) release_barrier();
   }
 }
 
@@ -103,7 +112,6 @@ void Block::release_barrier() {
     if (threads_[i].state == Thread::State::kInWarp) fail_at_missing_lane(threads_[i]);
   if (done_ > 0) throw_fault(Fault::kEarlyExit, "some threads have left the kernel while others wait for them: " + who_waits_where());
   if (!same_barrier()) throw_fault(Fault::kBarrierDivergence, "the threads of a block wait at different barriers: " + who_waits_where());
-  at_barrier_ = 0;
   for (unsigned i = 0; i < launch_->threads; ++i) {
     Thread& t = threads_[i];
     if (t.self.barrier == kMaxBarriers) throw_fault(Fault::kResources, "more barriers in a block than the emulator can count");
@@ -125,20 +133,15 @@ bool Block::same_barrier() const {
 
 void Block::make_ready(Thread& t) {
   t.state = Thread::State::kReady;
+  if (none_ready()) ready_.clear(), first_ready_ = 0;
   ready_.push_back(&t);
 }
 
 // In order: the first that became ready. Otherwise any, or in some blocks the last.
 Thread* Block::next() {
-  if (ready_.empty()) return nullptr;
-  std::size_t i = 0;
-  if (in_order_) {
-    Thread* const first = ready_.front();
-    ready_.erase(ready_.begin());
-    return first;
-  }
-  i = last_first_ ? ready_.size() - 1 : random_.below(ready_.size());
-  std::swap(ready_[i], ready_.back());
+  if (none_ready()) return nullptr;
+  if (in_order_) return ready_[first_ready_++];
+  if (!last_first_) std::swap(ready_[random_.below(ready_.size())], ready_.back());
   Thread* const t = ready_.back();
   ready_.pop_back();
   return t;
@@ -178,7 +181,6 @@ void Block::barrier(const Site& site) {
   Thread& self = *current_thread;
   self.site = site;
   self.state = Thread::State::kAtBarrier;
-  ++at_barrier_;
   park();
 }
 
@@ -195,9 +197,9 @@ void Block::fail(const BadAccess& bad) {
   bad_ = bad;
   leave_to_host();
 }
-void Block::fail(Fault fault, const std::string& what) {
+void Block::fail(Fault fault, std::string&& what) {
   fault_ = fault;
-  what_ = what;
+  what_ = std::move(what);
   leave_to_host();
 }
 
@@ -217,8 +219,10 @@ void* Block::shared_array(const void* tag, std::size_t bytes, std::size_t alignm
     if (a.tag == tag) return reinterpret_cast<void*>(a.at);
   static_bytes_ += bytes;
   if (static_bytes_ > kMaxStaticShared || static_bytes_ + launch_->dynamic_bytes > kMaxShared) {
-    fail(Fault::kResources, fmt::format("its arrays take {} bytes of shared memory; a GPU has {} for arrays of fixed size and {} in all",
-                                        static_bytes_ + launch_->dynamic_bytes, kMaxStaticShared, kMaxShared));
+    std::string what = fmt::format(
+        "its arrays take {} bytes of shared memory; a GPU has {} for arrays of fixed size and {} in all",
+        static_bytes_ + launch_->dynamic_bytes, kMaxStaticShared, kMaxShared);
+    fail(Fault::kResources, std::move(what));
   }
   return reinterpret_cast<void*>(place_shared(tag, bytes, alignment));
 }

@@ -69,7 +69,8 @@ class Block {
   void* shared_array(const void* tag, std::size_t bytes, std::size_t alignment);
   [[nodiscard]] void* dynamic_shared() const;
   [[noreturn]] void fail(const BadAccess& bad);
-  [[noreturn]] void fail(Fault fault, const std::string& what);
+  // The thread's stack is left as it is: the caller must own no memory any more.
+  [[noreturn]] void fail(Fault fault, std::string&& what);
 
   [[nodiscard]] const Launch& launch() const { return *launch_; }
   [[nodiscard]] const std::array<unsigned, 3>& index() const { return index_; }
@@ -89,6 +90,7 @@ class Block {
   [[nodiscard]] bool complete_warp_operation(Thread& last);
   void fail_at_missing_lane(const Thread& waiting);
   void make_ready(Thread& t);
+  [[nodiscard]] bool none_ready() const { return first_ready_ == ready_.size(); }
   [[nodiscard]] Thread* next();
   void park();
   [[noreturn]] void finish();
@@ -99,8 +101,9 @@ class Block {
   const Launch* launch_ = nullptr;
   std::array<unsigned, 3> index_{};
   std::vector<Thread> threads_;
-  std::vector<Thread*> ready_;
-  std::size_t done_ = 0, at_barrier_ = 0;
+  std::vector<Thread*> ready_;   // from first_ready_ on
+  std::size_t first_ready_ = 0;  // grows in order only
+  std::size_t done_ = 0;
   bool in_order_ = true, last_first_ = false;
   Random random_{0};
   Fiber host_;

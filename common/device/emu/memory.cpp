@@ -47,6 +47,7 @@ struct Heap {
     if (!queue.empty() && (full || queue.size() > kQuarantine)) {
       const std::uintptr_t at = queue.front();
       queue.pop_front();
+      mark_gone(at, room, kNobodys);  // it may have been larger
       return at;
     }
     if (full) throw RunError("out of memory: the emulator has 16 GiB of device memory; use a smaller model");

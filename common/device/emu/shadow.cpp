@@ -110,9 +110,9 @@ Fault touch_range(std::uintptr_t address, std::size_t bytes, Use use, const Acce
   return Fault::kNone;
 }
 
-// Clean cells: zeros. Those of a large range are given back.
+// To zeros, as they are at first. Those of a large range are given back.
 void clear_cells(std::uintptr_t begin, std::size_t bytes) {
-  constexpr std::size_t kPage = 4096, kLarge = 64 * 1024;
+  constexpr std::size_t kPage = 4096, kLarge = 4 << 20;
   Cell* const first = word_cells() + (begin - kMemory) / 4;
   const std::size_t words = (bytes + 3) / 4;
   if (bytes < kLarge) {
@@ -140,7 +140,6 @@ void reserve_memory() {
 }
 
 void mark_live(std::uintptr_t begin, std::size_t bytes) {
-  clear_cells(begin, bytes);
   std::uint8_t* const states = word_states() + (begin - kMemory) / 4;
   std::fill_n(states, bytes / 4, std::uint8_t{4});
   if (bytes % 4 != 0) states[bytes / 4] = static_cast<std::uint8_t>(bytes % 4);

@@ -16,9 +16,11 @@ constexpr unsigned kWarp = 32;
 std::uint64_t Block::warp(const WarpOperation& operation, const Site& site) {
   Thread& self = *current_thread;
   const unsigned lane = self.self.thread % kWarp;
-  if ((operation.mask >> lane & 1u) == 0)
-    fail(Fault::kMissingLane, fmt::format("lane {} calls an operation of its warp whose mask {:#010x} leaves it out, at {}", lane,
-                                          operation.mask, describe_line(site.pc)));
+  if ((operation.mask >> lane & 1u) == 0) {
+    std::string what = fmt::format("lane {} calls an operation of its warp whose mask {:#010x} leaves it out, at {}", lane,
+                                   operation.mask, describe_line(site.pc));
+    fail(Fault::kMissingLane, std::move(what));
+  }
   self.operation = operation;
   self.site = site;
   self.state = Thread::State::kInWarp;
@@ -49,9 +51,11 @@ bool Block::complete_warp_operation(Thread& last) {
       case WarpKind::kBallot: t.operation.result = votes; break;
       case WarpKind::kShuffle: {
         const auto source = static_cast<unsigned>(t.operation.source);
-        if ((mask >> source & 1u) == 0)
-          fail(Fault::kMissingLane, fmt::format("thread {} takes the value of lane {}, which the mask {:#010x} leaves out, at {}",
-                                                +t.self.thread, source, mask, describe_line(t.site.pc)));
+        if ((mask >> source & 1u) == 0) {
+          std::string what = fmt::format("thread {} takes the value of lane {}, which the mask {:#010x} leaves out, at {}",
+                                         +t.self.thread, source, mask, describe_line(t.site.pc));
+          fail(Fault::kMissingLane, std::move(what));
+        }
         t.operation.result = threads_[first + source].operation.value;
         break;
       }
@@ -68,12 +72,12 @@ bool Block::complete_warp_operation(Thread& last) {
 // Called where `waiting` will wait for ever.
 void Block::fail_at_missing_lane(const Thread& waiting) {
   const unsigned first = waiting.self.thread / kWarp * kWarp;
-  const std::string what =
+  std::string what =
       fmt::format("thread {} waits for lanes of its warp (mask {:#010x}) that do not come: {}{}", waiting.self.thread,
                   waiting.operation.mask,
                   first + kWarp > launch_->threads ? fmt::format("the block's {} threads do not fill the warp; ", launch_->threads) : "",
                   who_waits_where());
-  if (current_thread != nullptr) fail(Fault::kMissingLane, what);
+  if (current_thread != nullptr) fail(Fault::kMissingLane, std::move(what));
   throw_fault(Fault::kMissingLane, what);
 }
 
