@@ -19,7 +19,7 @@ namespace ref5d {
 namespace {
 
 struct Settings {
-  std::string write, compare, only, json, size = "large";
+  std::string write, compare, only, json, against, size = "large";
   bool bench = false, coverage = false, blas = true, nan = true;
   std::optional<std::string> dtype;
   std::int64_t rounds = 3;
@@ -45,10 +45,14 @@ ParseOutcome parse(Settings& s, int argc, const char* const* argv, std::FILE* ou
   line.group("Output and time");
   line.add_option("--json", s.json, "write the results here, too", "FILE");
   line.add_choice("--size", s.size, "with --bench: the size of the cases; small ones have no bound", {"small", "large"});
+  line.add_option("--against", s.against, "with --size small: what --json of another build wrote, to compare each kernel's time",
+                  "FILE");
   line.add_option("--rounds", s.rounds, "with --bench: how often each operation is timed; the median counts", {1, 1000});
   if (line.parse(argc, argv, out) == ParseOutcome::kEnd) return ParseOutcome::kEnd;
   if (int{!s.write.empty()} + int{!s.compare.empty()} + int{s.bench} + int{s.coverage} != 1)
     throw InputError("give one of --write FILE, --compare FILE, --bench and --coverage");
+  if (!s.against.empty() && (!s.bench || s.size != "small"))
+    throw InputError("--against compares times of the small cases; give --bench --size small with it");
   return ParseOutcome::kRun;
 }
 
@@ -139,6 +143,33 @@ std::vector<std::string> row_of(const StepTime& t, const MachineRates& rates) {
   return {t.label, t.op, fmt::format("{:.3f}", t.ms), speed, fmt::format("{:.0f}%", 100 * t.bound_ms(rates) / t.ms)};
 }
 
+// The time of all operations, by kernel without its template arguments.
+std::map<std::string, double> ms_by_kernel(const Json& report) {
+  std::map<std::string, double> ms;
+  for (const Json& operation : report.at("operations").items()) {
+    for (const Json& kernel : operation.at("kernels").items()) {
+      const std::string& name = kernel.at("name").as_string();
+      ms[name.substr(0, name.find('<'))] += kernel.at("ms").as_double();
+    }
+  }
+  return ms;
+}
+
+// Each kernel's time beside the one in the file, where both have it.
+std::string compared_times(const Json& here, const std::string& path) {
+  const Json there = Json::parse(read_file(path), path);
+  const std::map<std::string, double> own = ms_by_kernel(here), other = ms_by_kernel(there);
+  std::vector<std::vector<std::string>> table{
+      {"kernel", there.at("mode").as_string() + " ms", Device::mode() + " ms", "times as long"}};
+  for (const auto& [name, ms] : own) {
+    const auto found = other.find(name);
+    if (found == other.end() || found->second <= 0) continue;
+    const double ratio = ms / found->second;
+    table.push_back({name, fmt::format("{:.4f}", found->second), fmt::format("{:.3f}", ms), fmt::format("{:.0f}", ratio)});
+  }
+  return format_table(table, "lrrr");
+}
+
 // Small cases take no time on any machine that could be set against its rates: they show what one build costs beside another.
 int bench_small(const Settings& s, std::FILE* out) {
   Json report = head_of_report();
@@ -151,7 +182,7 @@ int bench_small(const Settings& s, std::FILE* out) {
     }
   }
   write_report(s.json, report);
-  fmt::print(out, "{}", format_table(table, "llr"));
+  fmt::print(out, "{}", s.against.empty() ? format_table(table, "llr") : compared_times(report, s.against));
   return kExitOk;
 }
 

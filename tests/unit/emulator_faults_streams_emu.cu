@@ -73,7 +73,7 @@ void copy_late(Stream& s, const Tensor& to, const Tensor& from) {
                        if (++polls < 3) return false;
                        emu::device_reads(from, static_cast<std::size_t>(bytes));
                        emu::device_writes(to, static_cast<std::size_t>(bytes));
-                       std::memcpy(to, from, static_cast<std::size_t>(bytes));
+                       emu::move_bytes(to, from, static_cast<std::size_t>(bytes));
                        return true;
                      }});
 }

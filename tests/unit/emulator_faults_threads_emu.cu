@@ -1,6 +1,8 @@
 // Mistakes between the threads of a block.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "common/device/launch.h"
 #include "tests/support/kernel_testing.h"
 #include "tests/unit/emulator_faults.h"
@@ -177,6 +179,20 @@ __global__ void counter_read_too_early(int* out) {
   if (threadIdx.x == 0) out[0] = counter[0];
 }
 
+// A thread waits for a flag that another one raises; or one that nobody raises.
+template <bool kFaulty>
+__global__ void waits_for_a_flag(int* out) {
+  int* flag = shared<int, 1>();
+  if (threadIdx.x == 0) flag[0] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    while (atomicAdd(flag, 0) == 0) continue;
+    out[0] = 1;
+  } else if (threadIdx.x == 95 && !kFaulty) {
+    atomicExch(flag, 1);
+  }
+}
+
 std::vector<double> numbers(std::size_t n) { return random_values(static_cast<std::int64_t>(n), 1); }
 
 // Runs a kernel on `n` numbers and expects what `want` says of each output.
@@ -270,6 +286,20 @@ std::vector<PlantedFault> faults_between_threads() {
       {"CounterReadTooEarly", Fault::kRace, line,
        run_ints<counter_read_too_early<false>, counter_read_too_early<true>>(kThreads, {0},
                                                                              [](std::size_t) { return 2 * int(kThreads); })},
+      {"FlagThatNobodyRaises", Fault::kEndless, line, [](bool faulty) {
+         const std::uint64_t before = std::exchange(emu::max_accesses, 100000);
+         const Tensor out = device_ints({0}, {1});
+         faulty ? launch<waits_for_a_flag<true>>(device().compute(), 1, kThreads, out.data<std::int32_t>())
+                : launch<waits_for_a_flag<false>>(device().compute(), 1, kThreads, out.data<std::int32_t>());
+         try {
+           device().compute().synchronize();
+         } catch (...) {
+           emu::max_accesses = before;
+           throw;
+         }
+         emu::max_accesses = before;
+         EXPECT_EQ(values_of(out)[0], 1);
+       }},
   };
 }
 

@@ -1,6 +1,5 @@
 // Copies in a stream's order.
 #include <chrono>
-#include <cstring>
 #include <vector>
 
 #include "common/device/cpu/executor.h"
@@ -15,7 +14,7 @@ void copy_to_device(Stream& stream, void* to, const void* from, std::size_t byte
   const auto* begin = static_cast<const std::byte*>(from);
   cpu::enqueue(stream, "copy to device", [to, staged = std::vector<std::byte>(begin, begin + bytes)] {
     emu::device_writes(to, staged.size());
-    std::memcpy(to, staged.data(), staged.size());
+    emu::move_bytes(to, staged.data(), staged.size());
   });
 }
 
@@ -23,7 +22,7 @@ void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size
   if (bytes == 0) return;
   cpu::enqueue(stream, "copy to device", [=] {
     emu::device_writes(to, bytes);
-    std::memcpy(to, from, bytes);
+    emu::move_bytes(to, from, bytes);
   });
 }
 
@@ -32,7 +31,7 @@ void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes)
   if (bytes == 0) return;
   const auto begin = std::chrono::steady_clock::now();
   emu::host_reads(from, bytes);
-  std::memcpy(to, from, bytes);
+  emu::move_bytes(to, from, bytes);
   if (device().profiler().on()) device().profiler().add(stream.name(), "copy to host", begin, std::chrono::steady_clock::now());
 }
 
@@ -41,7 +40,7 @@ void copy_on_device(Stream& stream, void* to, const void* from, std::size_t byte
   cpu::enqueue(stream, "copy", [=] {
     emu::device_reads(from, bytes);
     emu::device_writes(to, bytes);
-    std::memcpy(to, from, bytes);
+    emu::move_bytes(to, from, bytes);
   });
 }
 
@@ -49,7 +48,7 @@ void fill_zero(Stream& stream, void* to, std::size_t bytes) {
   if (bytes == 0) return;
   cpu::enqueue(stream, "fill zero", [=] {
     emu::device_writes(to, bytes);
-    std::memset(to, 0, bytes);
+    emu::zero_bytes(to, bytes);
   });
 }
 

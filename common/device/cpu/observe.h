@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 namespace ref5d::emu {
@@ -29,6 +30,8 @@ struct Running {
 inline void device_reads(const void*, std::size_t, std::int64_t = 1, std::size_t = 0) {}
 inline void device_writes(const void*, std::size_t, std::int64_t = 1, std::size_t = 0) {}
 inline void host_reads(const void*, std::size_t) {}
+inline void move_bytes(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+inline void zero_bytes(void* to, std::size_t bytes) { std::memset(to, 0, bytes); }
 inline std::uint64_t seed() { return 0; }
 
 }  // namespace ref5d::emu

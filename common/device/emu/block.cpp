@@ -13,6 +13,7 @@
 namespace ref5d::emu {
 
 constinit thread_local Thread* current_thread = nullptr;
+std::uint64_t max_accesses = std::uint64_t{1} << 30;
 
 namespace {
 
@@ -85,6 +86,7 @@ void Block::run_block(std::uint64_t linear) {
   for (unsigned i = 0; i < launch_->threads; ++i) {
     Thread& t = threads_[i];
     t.self = {.task = running().id, .block = static_cast<std::uint32_t>(linear), .thread = i};
+    t.accesses = 0;
     prepare(t.fiber, i, thread_main);
     make_ready(t);
   }
@@ -187,6 +189,15 @@ void Block::barrier(const Site& site) {
 void Block::pass() {
   make_ready(*current_thread);
   park();
+}
+
+void Block::after_stretch() {
+  if (current_thread->accesses > max_accesses) {
+    std::string what = fmt::format("thread {} has touched memory {} times without an end; it was last at {}",
+                                   +current_thread->self.thread, current_thread->accesses, describe_line(current_thread->self.pc));
+    fail(Fault::kEndless, std::move(what));
+  }
+  pass();
 }
 
 void Block::maybe_pass() {

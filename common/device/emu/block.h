@@ -37,6 +37,7 @@ struct Thread {
   Access self;
   State state = State::kReady;
   Site site;  // where it waits
+  std::uint64_t accesses = 0;  // to memory, in this block
   WarpOperation operation;
 };
 
@@ -54,6 +55,10 @@ void run_kernel(const Launch& launch);
 // Of a launch, before it is queued: what no GPU could run. EmulatorError.
 void check_resources(const Launch& launch);
 
+inline constexpr std::uint64_t kStretch = 4096;
+// A thread that touches memory more often than this waits for something that does not come. (For tests.)
+extern std::uint64_t max_accesses;
+
 class Block {
  public:
   [[nodiscard]] static Block& current();
@@ -65,6 +70,8 @@ class Block {
   std::uint64_t warp(const WarpOperation& operation, const Site& site);
   [[nodiscard]] std::uint32_t active_lanes();
   void pass();  // lets others run
+  // Called every kStretch accesses: a thread that waits for another one's store must let it run.
+  void after_stretch();
   void maybe_pass();
   void* shared_array(const void* tag, std::size_t bytes, std::size_t alignment);
   [[nodiscard]] void* dynamic_shared() const;

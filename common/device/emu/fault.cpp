@@ -81,7 +81,7 @@ const char* fault_name(Fault fault) {
   static constexpr std::array kNames = {"no fault",          "data race",         "streams out of order", "uninitialized read",
                                         "out of bounds",     "use after free",    "misaligned access",    "host memory",
                                         "another's stack",   "barrier divergence", "early exit",          "missing lane",
-                                        "float atomic",      "resources"};
+                                        "float atomic",      "endless thread",    "resources"};
   return kNames.at(static_cast<std::size_t>(fault));
 }
 

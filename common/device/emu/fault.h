@@ -24,6 +24,7 @@ enum class Fault {
   kEarlyExit,         // some threads have left, some wait at a barrier
   kMissingLane,       // a warp operation names a lane that does not take part
   kFloatAtomic,       // its result would depend on the order
+  kEndless,           // a thread that does not come to an end
   kResources,         // more threads or shared memory than a GPU has
 };
 [[nodiscard]] const char* fault_name(Fault fault);

@@ -44,6 +44,7 @@ inline void check(const void* p, std::size_t bytes, Use use, bool aligned, const
     fault = touch(address, bytes, use, t->self, bad);
   }
   if (fault != Fault::kNone) report(fault, address, bytes, use != Use::kRead, bad);
+  if (++t->accesses % kStretch == 0) Block::current().after_stretch();
 }
 
 }  // namespace

@@ -18,6 +18,10 @@
 #include "common/device/emu/memory_map.h"
 #include "common/device/emu/observe.h"
 
+#ifdef REF5D_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace ref5d {
 namespace emu {
 namespace {
@@ -27,6 +31,18 @@ constexpr std::size_t kFilled = 1 << 20;                // larger ones keep what
 constexpr std::size_t kQuarantine = 16;                 // freed allocations of a size that nobody gets yet
 
 std::size_t room_for(std::size_t bytes) { return (bytes + kMargin + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The host's code must not touch device memory itself: on a GPU it could not.
+void keep_host_from([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) {
+#ifdef REF5D_ASAN
+  __asan_poison_memory_region(at, bytes);
+#endif
+}
+void allow_host([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) {
+#ifdef REF5D_ASAN
+  __asan_unpoison_memory_region(at, bytes);
+#endif
+}
 
 struct Allocation {
   std::size_t bytes;
@@ -67,6 +83,7 @@ Heap& heap() {
 // The host has waited for the stream.
 void free_without_stream(std::uintptr_t at, std::size_t bytes) noexcept {
   mark_gone(at, bytes, kFreed);
+  allow_host(reinterpret_cast<void*>(at), bytes);
   heap().all[at].freed = true;
   heap().freed[room_for(bytes)].push_back(at);
 }
@@ -128,6 +145,7 @@ std::byte* allocate(std::size_t bytes, Stream& stream) {
   emu::heap().all[at] = {bytes, cpu::allocation_task(stream).id, false};
   auto* const data = reinterpret_cast<std::byte*>(at);
   if (bytes <= emu::kFilled) std::memset(data, 0xff, bytes);  // NaN, and -1
+  emu::keep_host_from(data, bytes);
   return data;
 }
 

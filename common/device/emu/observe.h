@@ -15,5 +15,8 @@ void device_reads(const void* at, std::size_t row_bytes, std::int64_t rows = 1, 
 void device_writes(const void* at, std::size_t row_bytes, std::int64_t rows = 1, std::size_t pitch = 0);
 // The host copies device memory to itself.
 void host_reads(const void* at, std::size_t bytes);
+// memcpy and memset for device memory, which AddressSanitizer keeps the host's code from.
+void move_bytes(void* to, const void* from, std::size_t bytes);
+void zero_bytes(void* to, std::size_t bytes);
 
 }  // namespace ref5d::emu

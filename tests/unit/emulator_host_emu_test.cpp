@@ -1,0 +1,34 @@
+// AddressSanitizer and UBSan watch the host's code, and keep it from device memory.
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "common/device/device.h"
+#include "tests/support/kernel_testing.h"
+
+namespace ref5d::testing {
+namespace {
+
+#ifdef REF5D_ASAN
+TEST(EmulatorHostDeathTest, TheHostCannotReadDeviceMemory) {
+  const Tensor x = device_tensor({1, 2, 3}, {3}, Dtype::kFp64);
+  device().synchronize();
+  volatile double sum = 0;
+  EXPECT_DEATH(sum = sum + x.data<double>()[1], "use-after-poison");
+}
+
+TEST(EmulatorHostDeathTest, TheHostCannotPassItsOwnMemory) {
+  std::vector<double> x(3);
+  volatile double* const data = x.data();
+  volatile std::size_t three = 3;
+  EXPECT_DEATH(data[three] = 1, "heap-buffer-overflow");
+}
+
+TEST(EmulatorHostDeathTest, SignedOverflowEndsTheProgram) {
+  volatile int big = INT_MAX;
+  EXPECT_DEATH(big = big + 1, "signed integer overflow");
+}
+#endif
+
+}  // namespace
+}  // namespace ref5d::testing
