@@ -60,11 +60,12 @@ OPTIMIZE := -O1
 CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN)
 LDLIBS += -fopenmp -lboost_context $(SANITIZERS)
 $(BUILD)/bench: LDLIBS += -lopenblas
-COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) -O2 -g $(ACCESS_FLAGS) -MMD -MP -c $< -o $@
+KERNEL_OPTIMIZE ?= -O2  # -Og to see a kernel's variables in gdb
+COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_OPTIMIZE) -g -gno-statement-frontiers $(ACCESS_FLAGS) -MMD -MP -c $< -o $@
 HOST_SANITIZERS = $(SANITIZERS)
 $(BUILD)/obj/common/device/emu/%.cpp.o: HOST_SANITIZERS =
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: HOST_SANITIZERS =
-$(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3
+$(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3 -g
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += -O3 -march=native -fno-math-errno -fno-trapping-math
 else
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(shell command -v nvcc)))
