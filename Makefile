@@ -20,11 +20,14 @@ BUILD := build/$(MODE)
 
 LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
 TOOLS := $(filter compare bench kernels,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
+# Kernels that bring a main of their own, for the emulator.
+EMULATED := $(if $(filter emu,$(MODE)),$(patsubst common/tools/emulate/%.cu,emulate_%,$(wildcard common/tools/emulate/*.cu)))
 
 # Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
-# The emulator has the CPU's streams and matrix product.
+# The emulator has the CPU's streams and matrix product, and memory of its own.
 OWN := $(if $(filter emu,$(MODE)),cpu) $(MODE)
-library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
+library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp common/tools/emulate/% \
+  $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
   $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
   $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
 LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
@@ -33,7 +36,7 @@ TEST_GROUPS := $(sort $(TEST_GROUPS))
 ifeq ($(MODE),emu)
 TEST_GROUPS := unit
 endif
-PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS))
+PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 
 CXX := mpicxx
@@ -86,7 +89,7 @@ tests: $(TESTS)
 
 # What the emulator's tests compare with, and the program that they start.
 ifeq ($(MODE),emu)
-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum
+tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum $(EMULATED:%=$(BUILD)/%)
 $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	@mkdir -p $(@D)
 	build/cpu/kernels --write $@
@@ -120,6 +123,9 @@ $(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD
 	$(CXX) $^ $(LDLIBS) -o $@
 
 $(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
+	$(CXX) $^ $(LDLIBS) -o $@
+
+$(addprefix $(BUILD)/,$(EMULATED)): $(BUILD)/emulate_%: $(BUILD)/obj/common/tools/emulate/%.cu.o $(BUILD)/libref5d.a
 	$(CXX) $^ $(LDLIBS) -o $@
 
 # One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp, *_emu.cu.

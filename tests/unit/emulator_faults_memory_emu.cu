@@ -66,7 +66,30 @@ __global__ void shared_sums(float* out) {
   out[threadIdx.x] = sums[63 - threadIdx.x];
 }
 
+// __shared__ as CUDA spells it.
+template <bool kFaulty, int kSide>
+__global__ void shared_variables(float* out) {
+  __shared__ float tile[kSide][kSide + 1];
+  __shared__ int counter;
+  const unsigned row = threadIdx.x / kSide, column = threadIdx.x % kSide;
+  if (threadIdx.x == 0) counter = 0;
+  tile[row][column] = static_cast<float>(threadIdx.x);
+  __syncthreads();
+  atomicAdd(&counter, 1);
+  const float turned = tile[column][row];
+  if (!kFaulty) __syncthreads();
+  tile[row][column] = static_cast<float>(counter);
+  out[threadIdx.x] = turned - static_cast<float>(column * kSide + row) + tile[row][column];
+}
+
 // What the block before has left in shared memory.
+template <bool kFaulty>
+__global__ void left_in_a_variable(float* out) {
+  __shared__ float kept;
+  if (threadIdx.x == 0 && (!kFaulty || blockIdx.x == 0)) kept = 1;
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = kept;
+}
 template <bool kFaulty>
 __global__ void left_by_another_block(float* out) {
   float* kept = shared<float, 1>();
@@ -219,6 +242,8 @@ std::vector<PlantedFault> faults_of_memory() {
       {"UninitializedAccumulator", Fault::kUninitialized, line, writes(kSize, 3, REF5D_TWINS(accumulate, 2, 64, kSize))},
       {"UninitializedSharedMemory", Fault::kUninitialized, line, writes(64, 1, REF5D_TWINS(shared_sums, 1, 64))},
       {"LeftByAnotherBlock", Fault::kUninitialized, line, writes(128, 1, REF5D_TWINS(left_by_another_block, 2, 64))},
+      {"LeftInASharedVariable", Fault::kUninitialized, "of shared memory at tests/unit/" + line,
+       writes(128, 1, REF5D_TWINS(left_in_a_variable, 2, 64))},
       {"LocalsOfAnotherThread", Fault::kOtherStack, line, writes(64, 1, REF5D_TWINS(locals_are_private, 1, 64))},
       {"UseAfterFree", Fault::kUseAfterFree, "add_one", run_on_a_freed_buffer},
       {"HostMemory", Fault::kHostMemory, "at an address of the host", run_on_host_memory},
@@ -232,6 +257,13 @@ std::vector<PlantedFault> faults_of_memory() {
                    faulty ? launch<differences<true>>(stream(), 2, 64, out.data<float>(), x.data<float>(), kSize)
                           : launch<differences<false>>(stream(), 2, 64, out.data<float>(), x.data<float>(), kSize);
                    stream().synchronize();
+                 }});
+  all.push_back({"RacyVariables", Fault::kRace, line, [](bool faulty) {
+                   const Tensor out = fresh(64);
+                   faulty ? launch<shared_variables<true, 8>>(stream(), 1, 64, out.data<float>())
+                          : launch<shared_variables<false, 8>>(stream(), 1, 64, out.data<float>());
+                   stream().synchronize();
+                   if (!faulty) expect_all(out, 64);
                  }});
   all.push_back({"MisalignedLoads", Fault::kMisaligned, line, [](bool faulty) {
                    const Tensor out = fresh(64), x = ones(16 * 5);

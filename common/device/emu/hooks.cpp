@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/device/emu/block.h"
+#include "common/device/emu/shared_variables.h"
 
 namespace ref5d::emu {
 namespace {
@@ -36,13 +37,13 @@ inline void check(const void* p, std::size_t bytes, Use use, bool aligned, const
   t->self.pc = program_offset(reinterpret_cast<std::uintptr_t>(return_address));
   BadAccess bad;
   Fault fault = Fault::kNone;
+  std::uintptr_t device_address = address;
   if (address - kMemory >= kMemoryBytes) {
     fault = outside(address, bytes, use != Use::kRead, t->self);
-  } else if (aligned && address % bytes != 0) {
-    fault = Fault::kMisaligned;
-  } else {
-    fault = touch(address, bytes, use, t->self, bad);
+    device_address = fault == Fault::kHostMemory ? shared_variable(address) : 0;
   }
+  if (device_address != 0)
+    fault = aligned && address % bytes != 0 ? Fault::kMisaligned : touch(device_address, bytes, use, t->self, bad);
   if (fault != Fault::kNone) report(fault, address, bytes, use != Use::kRead, bad);
   if (++t->accesses % kStretch == 0) Block::current().after_stretch();
 }

@@ -15,6 +15,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __shared__ static thread_local  // see shared_variables.h; the suite's own kernels have shared<T, N>()
 #define REF5D_UNROLL
 #define REF5D_SIMD
 #define REF5D_SIMD_SUM(...)

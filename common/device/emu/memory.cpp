@@ -17,6 +17,7 @@
 #include "common/device/emu/block.h"
 #include "common/device/emu/memory_map.h"
 #include "common/device/emu/observe.h"
+#include "common/device/emu/shared_variables.h"
 
 #ifdef REF5D_ASAN
 #include <sanitizer/asan_interface.h>
@@ -120,7 +121,7 @@ TaskId allocated_by(std::uintptr_t address) {
 }
 
 std::string describe_memory(std::uintptr_t address) {
-  if (address - kMemory < kSharedBytes) return "of shared memory";
+  if (address - kMemory < kSharedBytes || shared_variable(address) != 0) return "of shared memory";
   if (address - kMemory >= kMemoryBytes) return address < 4096 ? "at the null pointer" : "at an address of the host";
   // In the room between two allocations, the nearer one is meant.
   const auto& all = heap().all;

@@ -19,7 +19,7 @@
 namespace ref5d::emu {
 
 inline constexpr std::uintptr_t kMemory = 0x200000000000, kMemoryBytes = std::uintptr_t{1} << 34;
-inline constexpr std::uintptr_t kSharedBytes = std::uintptr_t{1} << 20;
+inline constexpr std::uintptr_t kSharedBytes = std::uintptr_t{1} << 24;
 
 struct alignas(64) Cell {
   Access write, read[2];
