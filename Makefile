@@ -1,6 +1,7 @@
 # make            builds every program for MODE
 # make run        installs what is missing, builds, and runs the main job
-# make test       builds and runs all tests; the last line is "N passed, N failed"
+# make test       builds and runs all tests, the emulator's too; the last line is "N passed, N failed"
+# make test MODE=emu SEED=7   all that can be tested under the emulator, in the order of a seed
 # make test-fast  the same without the programs' tests
 # make bench      speed: tokens/s, GFLOP/s, time by kernel
 # make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
@@ -81,7 +82,7 @@ COMPILE_CU = nvcc -std=c++20 -O3 -lineinfo -I. -DREF5D_CUDA $(GENCODE) -ccbin g+
   -Xcompiler -Wall,-Wextra,-Wshadow,-Werror -MMD -MP -c $< -o $@
 endif
 
-.PHONY: all tests run test test-fast bench gpu-check deps clean
+.PHONY: all tests emulator-tests run test test-fast bench gpu-check deps clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: $(PROGRAMS)
@@ -89,7 +90,8 @@ tests: $(TESTS)
 
 # What the emulator's tests compare with, and the program that they start.
 ifeq ($(MODE),emu)
-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum $(EMULATED:%=$(BUILD)/%)
+tests emulator-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum $(EMULATED:%=$(BUILD)/%)
+emulator-tests: $(BUILD)/tests/emulator
 $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	@mkdir -p $(@D)
 	build/cpu/kernels --write $@
@@ -131,12 +133,15 @@ $(addprefix $(BUILD)/,$(EMULATED)): $(BUILD)/emulate_%: $(BUILD)/obj/common/tool
 # One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp, *_emu.cu.
 OF_OTHER_MODES := $(foreach m,$(filter-out $(OWN),$(MODES)),%_$(m)_test.cpp %_$(m).cu)
 test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp))
+# The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
+emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/device_%,$(call test_sources,unit))
 define test_binary
-$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(call test_sources,$(1))) $(BUILD)/libref5d.a
+$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef
-$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g))))
+$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_sources,$(g)))))
+$(eval $(call test_binary,emulator,$(emulator_sources)))
 
 # Fills the machine's cores; a make given -j keeps its own number.
 PARALLEL := $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -145,22 +150,21 @@ run: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
 	$(BUILD)/01_grad_accum --model tiny --steps 400 --sample 300
 
-# Of the CPU's tests those whose name has "Emulator" are the emulator's own; the others run there too (make test MODE=emu), but
-# for those that take it minutes.
-EMU_OWN := *Emulator*:Device*:Executor*
-EMU_TOO_LONG := Models/Variants.BackwardIsTheDerivativeOfForward*:Gemm.BitsOfARow*:Gemm.TwoRuns*:Gemm.*WhenLong:Gemm.Bf16*:\
-*ForEveryHeadDimAndLayout:AttentionBackward.ABatchMayHaveMore*:AttentionBackward.Repeats*:AttentionBackward.AccumulateAdds:\
-ShardedOptimizer.RangesOf*:FlopsPerToken*:KernelCases.*
-EMU_TOO_LONG := $(subst $(eval ) ,,$(EMU_TOO_LONG))
+# Tests that would take the emulator minutes.
+EMU_TOO_LONG := Models/Variants.BackwardIsTheDerivativeOfForward* Gemm.BitsOfARow* Gemm.TwoRuns* Gemm.*WhenLong Gemm.Bf16* \
+  *ForEveryHeadDimAndLayout AttentionBackward.ABatchMayHaveMore* AttentionBackward.Repeats* AttentionBackward.AccumulateAdds \
+  ShardedOptimizer.RangesOf* FlopsPerToken* KernelCases.*
+empty :=
+but_for = -$(subst $(empty) $(empty),:,$(strip $(1)))
 SEED ?=
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
-	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu tests
-	@tests/run $(TESTS) 'build/emu/tests/unit=$(EMU_OWN)'
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
+	@tests/run $(TESTS) build/emu/tests/emulator
 else ifeq ($(MODE),emu)
-	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=-$(EMU_TOO_LONG)'
+	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))'
 else
 	@tests/run $(TESTS)
 endif

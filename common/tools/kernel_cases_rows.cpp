@@ -176,7 +176,8 @@ void add_row_cases(CaseList& list, CaseSize size) {
   add("rmsnorm_unfused", rmsnorm_unfused, row_sizes(size));
   add("layernorm", layernorm, row_sizes(size));
   add("cross_entropy", cross_entropy_case,
-      large ? std::vector<RowSize>{{1024, 32768, false}} : std::vector<RowSize>{{7, 33, false}, {4, 300, false}, {261, 5, false}});
+      large ? std::vector<RowSize>{{1024, 32768, false}}
+            : std::vector<RowSize>{{7, 33, false}, {4, 300, false}, {261, 5, false}});
   add("bias", bias, row_sizes(size));
   // Half a head of 5 channels, and of more than a block has threads.
   for (const RopeSize& z : large ? std::vector<RopeSize>{{16384, 16, 64}} : std::vector<RopeSize>{{7, 3, 10}, {2, 2, 520}})

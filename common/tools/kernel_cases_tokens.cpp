@@ -95,7 +95,8 @@ void add_token_cases(CaseList& list, CaseSize size) {
   using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
   const bool large = size == CaseSize::kLarge;
   using EmbeddingSizes = std::vector<EmbeddingSize>;
-  for (const EmbeddingSize& z : large ? EmbeddingSizes{{16384, 32768, 1024}} : EmbeddingSizes{{37, 11, 33}, {5, 300, 300}, {269, 7, 3}})
+  for (const EmbeddingSize& z :
+       large ? EmbeddingSizes{{16384, 32768, 1024}} : EmbeddingSizes{{37, 11, 33}, {5, 300, 300}, {269, 7, 3}})
     add_case(list, "embedding/" + z.name(), [=](CaseInputs& in) { return embedding(in, z); });
 
   const auto add = [&](const std::string& op, PreparedCase (*make)(CaseInputs&, std::int64_t, std::int64_t), bool integers,

@@ -45,8 +45,8 @@ ParseOutcome parse(Settings& s, int argc, const char* const* argv, std::FILE* ou
   line.group("Output and time");
   line.add_option("--json", s.json, "write the results here, too", "FILE");
   line.add_choice("--size", s.size, "with --bench: the size of the cases; small ones have no bound", {"small", "large"});
-  line.add_option("--against", s.against, "with --size small: what --json of another build wrote, to compare each kernel's time",
-                  "FILE");
+  line.add_option("--against", s.against,
+                  "with --size small: what --json of another build wrote, to compare each kernel's time", "FILE");
   line.add_option("--rounds", s.rounds, "with --bench: how often each operation is timed; the median counts", {1, 1000});
   if (line.parse(argc, argv, out) == ParseOutcome::kEnd) return ParseOutcome::kEnd;
   if (int{!s.write.empty()} + int{!s.compare.empty()} + int{s.bench} + int{s.coverage} != 1)

@@ -30,8 +30,8 @@ class Executor : public ::testing::Test {
   void TearDown() override { cpu::set_order_seed(emu::seed()); }
 };
 
-// Side streams run as early as their waits allow: without a wait y is made before x is ready. (The emulator does not let it come
-// to that: EmulatorFaults has the same mistake.)
+// Side streams run as early as their waits allow: without a wait y is made before x is ready. (The emulator does not let it
+// come to that: EmulatorFaults has the same mistake.)
 TEST_F(Executor, AForgottenWaitIsAWrongResult) {
   for (bool forgotten : {true, false}) {
     if (forgotten && Device::mode() == "emu") continue;

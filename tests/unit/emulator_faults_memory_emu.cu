@@ -157,7 +157,9 @@ __global__ void much_shared(float* out) {
 }
 
 Stream& stream() { return device().compute(); }
-Tensor fresh(std::int64_t n, Dtype dtype = Dtype::kFp32) { return Tensor::empty({n}, dtype, MemoryCategory::kWorkspace, stream()); }
+Tensor fresh(std::int64_t n, Dtype dtype = Dtype::kFp32) {
+  return Tensor::empty({n}, dtype, MemoryCategory::kWorkspace, stream());
+}
 Tensor ones(std::int64_t n) { return device_tensor(std::vector<double>(static_cast<std::size_t>(n), 1), {n}, Dtype::kFp32); }
 void expect_all(const Tensor& t, double want) {
   for (double v : values_of(t)) ASSERT_EQ(v, want);
@@ -224,10 +226,10 @@ void run_fill_too_far(bool faulty) {
 }  // namespace
 
 // One macro for a kernel and its twin.
-#define REF5D_TWINS(kernel, grid, block, ...)                                                \
-  [](bool faulty, auto* out) {                                                               \
-    faulty ? launch<kernel<true>>(stream(), grid, block, out __VA_OPT__(, ) __VA_ARGS__)     \
-           : launch<kernel<false>>(stream(), grid, block, out __VA_OPT__(, ) __VA_ARGS__);   \
+#define REF5D_TWINS(kernel, grid, block, ...)                                              \
+  [](bool faulty, auto* out) {                                                             \
+    faulty ? launch<kernel<true>>(stream(), grid, block, out __VA_OPT__(, ) __VA_ARGS__)   \
+           : launch<kernel<false>>(stream(), grid, block, out __VA_OPT__(, ) __VA_ARGS__); \
   }
 
 std::vector<PlantedFault> faults_of_memory() {

@@ -206,7 +206,8 @@ std::vector<PlantedFault> faults_between_streams() {
       {"FreedTooEarly", Fault::kStreamRace, line, on_two_streams(freed_too_early), Fault::kUseAfterFree},
       {"UsedBeforeItIsAllocated", Fault::kStreamRace, line, on_two_streams(used_before_it_is_allocated)},
       {"CommunicationNotAwaited", Fault::kStreamRace, "late copy", on_two_streams(communication_not_awaited)},
-      {"GradientNotReadyForCommunication", Fault::kStreamRace, "late copy", on_two_streams(gradient_not_ready_for_communication)},
+      {"GradientNotReadyForCommunication", Fault::kStreamRace, "late copy",
+       on_two_streams(gradient_not_ready_for_communication)},
       {"HostReadsTooEarly", Fault::kStreamRace, "copy to host", on_two_streams(host_reads_too_early)},
   };
 }

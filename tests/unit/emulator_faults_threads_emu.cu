@@ -255,18 +255,20 @@ std::vector<PlantedFault> faults_between_threads() {
        run<two_reductions<false>, two_reductions<true>>(kThreads, 2 * kThreads, kThreads,
                                                         [](V x, std::size_t) { return sum_of(x, 0, 2 * kThreads); })},
       {"ShuffleTakenForABarrier", Fault::kRace, line,
-       run<within_a_warp<false>, within_a_warp<true>>(kThreads, kThreads, kThreads, [](V x, std::size_t i) { return x[i ^ 1u]; })},
+       run<within_a_warp<false>, within_a_warp<true>>(kThreads, kThreads, kThreads,
+                                                      [](V x, std::size_t i) { return x[i ^ 1u]; })},
       {"DivergentBarrier", Fault::kBarrierDivergence, line,
        run<barrier_in_a_branch<false>, barrier_in_a_branch<true>>(kThreads, kThreads, kThreads,
                                                                   [](V x, std::size_t i) { return x[kThreads - 1 - i]; })},
       {"DivergentCallsOfOneFunction", Fault::kBarrierDivergence, line,
-       run<reduction_in_a_branch<false>, reduction_in_a_branch<true>>(
-           kThreads, kThreads, kThreads, [](V x, std::size_t) { return sum_of(x, 0, kThreads); })},
+       run<reduction_in_a_branch<false>, reduction_in_a_branch<true>>(kThreads, kThreads, kThreads,
+                                                                      [](V x, std::size_t) { return sum_of(x, 0, kThreads); })},
       {"EarlyExit", Fault::kEarlyExit, "threads 50-95 left",
        run<leaves_before_the_barrier<false>, leaves_before_the_barrier<true>>(
            kThreads, 50, 50, [](V x, std::size_t i) { return x[49 - i]; }, 50u)},
       {"OneBarrierTooMany", Fault::kEarlyExit, line,
-       run<one_barrier_too_many<false>, one_barrier_too_many<true>>(kThreads, kThreads, kThreads, [](V x, std::size_t i) { return x[i]; })},
+       run<one_barrier_too_many<false>, one_barrier_too_many<true>>(kThreads, kThreads, kThreads,
+                                                                    [](V x, std::size_t i) { return x[i]; })},
       {"ShuffleWithoutALane", Fault::kMissingLane, "threads 50-63 left",
        run<shuffle_without_a_lane<false>, shuffle_without_a_lane<true>>(
            64, 50, 50, [](V x, std::size_t i) { return i < 32 ? sum_of(x, 0, 32) : sum_of(x, 32, 50); }, 50u)},
@@ -274,19 +276,22 @@ std::vector<PlantedFault> faults_between_threads() {
        run<shuffle_in_a_branch<false>, shuffle_in_a_branch<true>>(
            64, 64, 64, [](V x, std::size_t i) { return i % 32 == 31 ? 0 : x[i + 1]; })},
       {"ShuffleFromOutsideOfTheMask", Fault::kMissingLane, "lane 16",
-       run<shuffle_from_outside_of_the_mask<false>, shuffle_from_outside_of_the_mask<true>>(32, 32, 16,
-                                                                                           [](V x, std::size_t) { return x[15]; })},
+       run<shuffle_from_outside_of_the_mask<false>, shuffle_from_outside_of_the_mask<true>>(
+           32, 32, 16, [](V x, std::size_t) { return x[15]; })},
       {"BallotWithoutALane", Fault::kMissingLane, line,
        run_ints<ballot_without_a_lane<false>, ballot_without_a_lane<true>>(32, std::vector<std::int32_t>(20, 0),
                                                                            [](std::size_t) { return 0x55555; })},
       {"WarpThatIsNotFull", Fault::kMissingLane, "48 threads",
-       run<warp_that_is_not_full<false>, warp_that_is_not_full<true>>(48, 48, 48, [](V x, std::size_t i) { return x[i ^ 1u]; })},
+       run<warp_that_is_not_full<false>, warp_that_is_not_full<true>>(48, 48, 48,
+                                                                      [](V x, std::size_t i) { return x[i ^ 1u]; })},
       {"AtomicBesideAStore", Fault::kRace, line,
-       run_ints<atomic_beside_a_store<false>, atomic_beside_a_store<true>>(kThreads, {0}, [](std::size_t) { return int(kThreads); })},
+       run_ints<atomic_beside_a_store<false>, atomic_beside_a_store<true>>(kThreads, {0},
+                                                                           [](std::size_t) { return int(kThreads); })},
       {"CounterReadTooEarly", Fault::kRace, line,
        run_ints<counter_read_too_early<false>, counter_read_too_early<true>>(kThreads, {0},
                                                                              [](std::size_t) { return 2 * int(kThreads); })},
-      {"FlagThatNobodyRaises", Fault::kEndless, line, [](bool faulty) {
+      {"FlagThatNobodyRaises", Fault::kEndless, line,
+       [](bool faulty) {
          const std::uint64_t before = std::exchange(emu::max_accesses, 100000);
          const Tensor out = device_ints({0}, {1});
          faulty ? launch<waits_for_a_flag<true>>(device().compute(), 1, kThreads, out.data<std::int32_t>())

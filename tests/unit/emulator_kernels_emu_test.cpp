@@ -43,7 +43,8 @@ TEST_P(EmulatorKernels, AgreeWithTheCpu) {
   }
   EXPECT_GT(compared, 500);
 }
-INSTANTIATE_TEST_SUITE_P(Seed, EmulatorKernels, ::testing::Range(std::uint64_t{0}, kSeeds), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Seed, EmulatorKernels, ::testing::Range(std::uint64_t{0}, kSeeds),
+                         ::testing::PrintToStringParamName());
 
 // Kernels of one block, whatever the size.
 const std::set<std::string> kOneBlock = {"add_loss", "clip_scale", "sort_scan"};

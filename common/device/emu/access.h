@@ -8,10 +8,10 @@ namespace ref5d::emu {
 using TaskId = std::uint32_t;  // of a piece of work on a stream, numbered as enqueued; 0: none
 
 struct Access {
-  TaskId task = 0;            // 0: nobody
-  std::uint32_t block = 0;    // of the task's grid, linear
-  std::uint32_t pc = 0;       // where in the program, from its first byte; 0: not in a kernel
-  std::uint32_t barrier : 22 = 0;    // block barriers passed
+  TaskId task = 0;                 // 0: nobody
+  std::uint32_t block = 0;         // of the task's grid, linear
+  std::uint32_t pc = 0;            // where in the program, from its first byte; 0: not in a kernel
+  std::uint32_t barrier : 22 = 0;  // block barriers passed
   std::uint32_t thread : 10 = 0;
   std::uint32_t warp_step : 31 = 0;  // warp barriers passed
   std::uint32_t atomic : 1 = 0;

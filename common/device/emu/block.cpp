@@ -112,8 +112,10 @@ void Block::run_threads() {
 void Block::release_barrier() {
   for (unsigned i = 0; i < launch_->threads; ++i)
     if (threads_[i].state == Thread::State::kInWarp) fail_at_missing_lane(threads_[i]);
-  if (done_ > 0) throw_fault(Fault::kEarlyExit, "some threads have left the kernel while others wait for them: " + who_waits_where());
-  if (!same_barrier()) throw_fault(Fault::kBarrierDivergence, "the threads of a block wait at different barriers: " + who_waits_where());
+  if (done_ > 0)
+    throw_fault(Fault::kEarlyExit, "some threads have left the kernel while others wait for them: " + who_waits_where());
+  if (!same_barrier())
+    throw_fault(Fault::kBarrierDivergence, "the threads of a block wait at different barriers: " + who_waits_where());
   for (unsigned i = 0; i < launch_->threads; ++i) {
     Thread& t = threads_[i];
     if (t.self.barrier == kMaxBarriers) throw_fault(Fault::kResources, "more barriers in a block than the emulator can count");
@@ -193,8 +195,9 @@ void Block::pass() {
 
 void Block::after_stretch() {
   if (current_thread->accesses > max_accesses) {
-    std::string what = fmt::format("thread {} has touched memory {} times without an end; it was last at {}",
-                                   +current_thread->self.thread, current_thread->accesses, describe_line(current_thread->self.pc));
+    std::string what =
+        fmt::format("thread {} has touched memory {} times without an end; it was last at {}", +current_thread->self.thread,
+                    current_thread->accesses, describe_line(current_thread->self.pc));
     fail(Fault::kEndless, std::move(what));
   }
   pass();
@@ -230,9 +233,9 @@ void* Block::shared_array(const void* tag, std::size_t bytes, std::size_t alignm
     if (a.tag == tag) return reinterpret_cast<void*>(a.at);
   static_bytes_ += bytes;
   if (static_bytes_ > kMaxStaticShared || static_bytes_ + launch_->dynamic_bytes > kMaxShared) {
-    std::string what = fmt::format(
-        "its arrays take {} bytes of shared memory; a GPU has {} for arrays of fixed size and {} in all",
-        static_bytes_ + launch_->dynamic_bytes, kMaxStaticShared, kMaxShared);
+    std::string what =
+        fmt::format("its arrays take {} bytes of shared memory; a GPU has {} for arrays of fixed size and {} in all",
+                    static_bytes_ + launch_->dynamic_bytes, kMaxStaticShared, kMaxShared);
     fail(Fault::kResources, std::move(what));
   }
   return reinterpret_cast<void*>(place_shared(tag, bytes, alignment));

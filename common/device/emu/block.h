@@ -36,7 +36,7 @@ struct Thread {
   Fiber fiber;
   Access self;
   State state = State::kReady;
-  Site site;  // where it waits
+  Site site;                   // where it waits
   std::uint64_t accesses = 0;  // to memory, in this block
   WarpOperation operation;
 };

@@ -67,7 +67,10 @@ std::string describe_block(const Access& a) {
 // "thread 40 writes at a.cu:12".
 std::string describe_other(const BadAccess& bad) {
   const Access &a = bad.self, &o = bad.other;
-  const std::string what = (o.atomic ? " changes by an atomic operation" : bad.other_writes ? " writes" : " reads") + at_line(o.pc);
+  const std::string what = (o.atomic           ? " changes by an atomic operation"
+                            : bad.other_writes ? " writes"
+                                               : " reads") +
+                           at_line(o.pc);
   if (o.task != a.task && o.pc == 0 && task_name(o.task) == kAllocation)
     return fmt::format("it is allocated on stream \"{}\"", stream_name(o.task));
   if (o.task != a.task) return fmt::format("{} on stream \"{}\"{}", task_name(o.task), stream_name(o.task), what);
@@ -78,10 +81,10 @@ std::string describe_other(const BadAccess& bad) {
 }  // namespace
 
 const char* fault_name(Fault fault) {
-  static constexpr std::array kNames = {"no fault",          "data race",         "streams out of order", "uninitialized read",
-                                        "out of bounds",     "use after free",    "misaligned access",    "host memory",
-                                        "another's stack",   "barrier divergence", "early exit",          "missing lane",
-                                        "float atomic",      "endless thread",    "resources"};
+  static constexpr std::array kNames = {
+      "no fault",       "data race",         "streams out of order", "uninitialized read", "out of bounds",
+      "use after free", "misaligned access", "host memory",          "another's stack",    "barrier divergence",
+      "early exit",     "missing lane",      "float atomic",         "endless thread",     "resources"};
   return kNames.at(static_cast<std::size_t>(fault));
 }
 
@@ -101,8 +104,8 @@ std::string describe_place(const Access& a) {
 
 void throw_fault(Fault fault, const std::string& what) {
   const auto& [x, y, z] = Block::current().index();
-  throw EmulatorError(fault, fmt::format("{} in {}, block ({},{},{}): {}{}", fault_name(fault), *Block::current().launch().name, x,
-                                         y, z, what, seed_remark()));
+  throw EmulatorError(fault, fmt::format("{} in {}, block ({},{},{}): {}{}", fault_name(fault), *Block::current().launch().name,
+                                         x, y, z, what, seed_remark()));
 }
 
 void throw_bad_access(const BadAccess& bad) {
@@ -110,7 +113,8 @@ void throw_bad_access(const BadAccess& bad) {
     switch (bad.fault) {
       case Fault::kRace:
         return "; " + describe_other(bad) +
-               (bad.other.block == bad.self.block ? ", with no barrier between" : ", and nothing orders the blocks of a launch");
+               (bad.other.block == bad.self.block ? ", with no barrier between"
+                                                  : ", and nothing orders the blocks of a launch");
       case Fault::kStreamRace: return "; " + describe_other(bad) + ", with no event between";
       case Fault::kUninitialized: return " that nobody has written";
       case Fault::kMisaligned: return ", an address that is no multiple of their size";
@@ -119,12 +123,12 @@ void throw_bad_access(const BadAccess& bad) {
       default: return "";
     }
   };
-  throw EmulatorError(bad.fault, fmt::format("{} in {}: {} {} bytes {}{}{}{}", fault_name(bad.fault), describe_place(bad.self),
-                                             task_name(bad.self.task) == kFree ? "gives back"
-                                             : bad.writes                      ? "writes"
-                                                                               : "reads",
-                                             bad.bytes, describe_memory(bad.address),
-                                             at_line(bad.self.pc), why(), seed_remark()));
+  throw EmulatorError(bad.fault,
+                      fmt::format("{} in {}: {} {} bytes {}{}{}{}", fault_name(bad.fault), describe_place(bad.self),
+                                  task_name(bad.self.task) == kFree ? "gives back"
+                                  : bad.writes                      ? "writes"
+                                                                    : "reads",
+                                  bad.bytes, describe_memory(bad.address), at_line(bad.self.pc), why(), seed_remark()));
 }
 
 }  // namespace ref5d::emu

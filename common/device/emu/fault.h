@@ -12,20 +12,20 @@ namespace ref5d::emu {
 
 enum class Fault {
   kNone,
-  kRace,              // two threads, no barrier between, one of them writes
-  kStreamRace,        // two streams, no event between
-  kUninitialized,     // read of what nobody wrote
+  kRace,           // two threads, no barrier between, one of them writes
+  kStreamRace,     // two streams, no event between
+  kUninitialized,  // read of what nobody wrote
   kOutOfBounds,
   kUseAfterFree,
   kMisaligned,
-  kHostMemory,        // an address that is not the device's
-  kOtherStack,        // another thread's local memory
-  kBarrierDivergence, // some threads wait at one barrier, some at another
-  kEarlyExit,         // some threads have left, some wait at a barrier
-  kMissingLane,       // a warp operation names a lane that does not take part
-  kFloatAtomic,       // its result would depend on the order
-  kEndless,           // a thread that does not come to an end
-  kResources,         // more threads or shared memory than a GPU has
+  kHostMemory,         // an address that is not the device's
+  kOtherStack,         // another thread's local memory
+  kBarrierDivergence,  // some threads wait at one barrier, some at another
+  kEarlyExit,          // some threads have left, some wait at a barrier
+  kMissingLane,        // a warp operation names a lane that does not take part
+  kFloatAtomic,        // its result would depend on the order
+  kEndless,            // a thread that does not come to an end
+  kResources,          // more threads or shared memory than a GPU has
 };
 [[nodiscard]] const char* fault_name(Fault fault);
 
@@ -40,7 +40,7 @@ struct BadAccess {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   bool writes = false;
-  Access self, other;         // other.task is 0 if there is none
+  Access self, other;  // other.task is 0 if there is none
   bool other_writes = false;
 };
 

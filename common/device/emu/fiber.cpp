@@ -18,8 +18,8 @@ using boost::context::detail::transfer_t;
 
 std::uintptr_t stacks() {
   static const std::uintptr_t kStacks = [] {
-    void* const at = mmap(nullptr, kMaxThreads * kStackPitch, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const at =
+        mmap(nullptr, kMaxThreads * kStackPitch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) throw RunError("the emulator has no memory for the stacks of a block's threads");
     for (unsigned i = 0; i < kMaxThreads; ++i) mprotect(static_cast<std::byte*>(at) + i * kStackPitch, 4096, PROT_NONE);
     return reinterpret_cast<std::uintptr_t>(at);

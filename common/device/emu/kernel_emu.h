@@ -110,23 +110,23 @@ __forceinline__ T __ldg(const T* p) {
 }
 
 // Integers only: a sum of floating-point numbers would depend on the order in which threads come.
-#define REF5D_ATOMIC(name, expression)                                                               \
-  template <typename T>                                                                              \
-  [[gnu::no_sanitize_thread, gnu::noinline]] T name##_value(T* at, T v) {                            \
-    const T old = *at;                                                                               \
-    *at = expression;                                                                                \
-    return old;                                                                                      \
-  }                                                                                                  \
-  template <typename T>                                                                              \
-  __forceinline__ T name(T* at, std::type_identity_t<T> v) {                                         \
-    emu::before_atomic(at, sizeof(T), std::is_floating_point_v<T>);                                  \
-    return name##_value(at, v);                                                                      \
+#define REF5D_ATOMIC(name, expression)                                    \
+  template <typename T>                                                   \
+  [[gnu::no_sanitize_thread, gnu::noinline]] T name##_value(T* at, T v) { \
+    const T old = *at;                                                    \
+    *at = expression;                                                     \
+    return old;                                                           \
+  }                                                                       \
+  template <typename T>                                                   \
+  __forceinline__ T name(T* at, std::type_identity_t<T> v) {              \
+    emu::before_atomic(at, sizeof(T), std::is_floating_point_v<T>);       \
+    return name##_value(at, v);                                           \
   }
 REF5D_ATOMIC(atomicAdd, T(old + v))
 REF5D_ATOMIC(atomicSub, T(old - v))
 REF5D_ATOMIC(atomicMin, v < old ? v : old)
 REF5D_ATOMIC(atomicMax, v > old ? v : old)
-REF5D_ATOMIC(atomicAnd, T(old & v))
+REF5D_ATOMIC(atomicAnd, T(old& v))
 REF5D_ATOMIC(atomicOr, T(old | v))
 REF5D_ATOMIC(atomicXor, T(old ^ v))
 REF5D_ATOMIC(atomicExch, v)
@@ -172,7 +172,8 @@ class GridRange {
     bool operator!=(const Iterator& o) const { return i < o.i; }
   };
   [[nodiscard]] Iterator begin() const {
-    return {static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, static_cast<std::int64_t>(gridDim.x) * blockDim.x};
+    return {static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+            static_cast<std::int64_t>(gridDim.x) * blockDim.x};
   }
   [[nodiscard]] Iterator end() const { return {n_, 0}; }
 

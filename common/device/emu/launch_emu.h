@@ -16,7 +16,8 @@ template <auto kKernel, typename Args>
 [[gnu::no_sanitize_thread]] void call_kernel(const void* args) {
   [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((no_sanitize_thread)) {
     kKernel(std::get<kIndex>(*static_cast<const Args*>(args))...);
-  }(std::make_index_sequence<std::tuple_size_v<Args>>());
+  }
+  (std::make_index_sequence<std::tuple_size_v<Args>>());
 }
 
 }  // namespace emu

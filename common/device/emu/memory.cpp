@@ -54,7 +54,7 @@ struct Allocation {
 struct Heap {
   std::uint64_t version = 1;  // changes with every allocation
   std::uintptr_t end = kMemory + kSharedBytes;
-  std::map<std::uintptr_t, Allocation> all;                  // by address
+  std::map<std::uintptr_t, Allocation> all;                 // by address
   std::map<std::size_t, std::deque<std::uintptr_t>> freed;  // by room, in the order in which they were freed
 
   std::uintptr_t take(std::size_t room) {

@@ -34,7 +34,7 @@ std::uint64_t seed_from_environment() {
 
 struct Order {
   std::uint64_t seed = seed_from_environment();
-  Random launches{seed};
+  TaskId begin = 0;  // the first task under this seed
 };
 Order& current_order() {
   static Order order;
@@ -44,9 +44,11 @@ Order& current_order() {
 }  // namespace
 
 std::uint64_t seed() { return current_order().seed; }
-std::uint64_t draw_for_launch() { return current_order().launches.next(); }
+std::uint64_t draw_for_launch() {
+  return Random(current_order().seed + (running().id - current_order().begin) * 0x100000001B3u).next();
+}
 void set_seed(std::uint64_t seed) {
-  current_order() = {seed, Random(seed)};
+  current_order() = {seed, next_task()};
   cpu::set_order_seed(seed);
 }
 

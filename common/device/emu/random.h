@@ -9,7 +9,7 @@ namespace ref5d::emu {
 [[nodiscard]] std::uint64_t seed();
 // From now on: the order of threads, blocks and streams. The same seed gives the same run.
 void set_seed(std::uint64_t seed);
-// For the next launch.
+// For the launch that runs: by when it was enqueued, not by when it runs, which communication may decide.
 [[nodiscard]] std::uint64_t draw_for_launch();
 
 // splitmix64 (Steele, Lea and Flood 2014).

@@ -13,8 +13,8 @@ Cell* byte_cells() { return reinterpret_cast<Cell*>(kByteCells); }
 
 void reserve(std::uintptr_t at, std::uintptr_t bytes) {
   void* const wanted = reinterpret_cast<void*>(at);
-  void* const got = mmap(wanted, bytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void* const got =
+      mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (got != wanted)
     throw RunError("the emulator cannot reserve its address space; allow it with: ulimit -v unlimited, vm.overcommit_memory=0");
   madvise(got, bytes, MADV_DONTDUMP);

@@ -107,6 +107,7 @@ Running::Running(const Task& task) : before_(world().running) {
 Running::~Running() { world().running = before_; }
 
 const Task& running() { return world().running; }
+TaskId next_task() { return static_cast<TaskId>(world().tasks.size()); }
 
 bool comes_before(TaskId task) {
   const World& w = world();

@@ -73,6 +73,8 @@ class Running {
   Task before_;
 };
 [[nodiscard]] const Task& running();
+// The number of the next one to be enqueued.
+[[nodiscard]] TaskId next_task();
 // Whether `task`, which has run, comes before the one that runs now.
 [[nodiscard]] bool comes_before(TaskId task);
 // Whether that holds for all that has run.

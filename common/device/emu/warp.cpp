@@ -72,11 +72,11 @@ bool Block::complete_warp_operation(Thread& last) {
 // Called where `waiting` will wait for ever.
 void Block::fail_at_missing_lane(const Thread& waiting) {
   const unsigned first = waiting.self.thread / kWarp * kWarp;
-  std::string what =
-      fmt::format("thread {} waits for lanes of its warp (mask {:#010x}) that do not come: {}{}", waiting.self.thread,
-                  waiting.operation.mask,
-                  first + kWarp > launch_->threads ? fmt::format("the block's {} threads do not fill the warp; ", launch_->threads) : "",
-                  who_waits_where());
+  std::string what = fmt::format(
+      "thread {} waits for lanes of its warp (mask {:#010x}) that do not come: {}{}", waiting.self.thread,
+      waiting.operation.mask,
+      first + kWarp > launch_->threads ? fmt::format("the block's {} threads do not fill the warp; ", launch_->threads) : "",
+      who_waits_where());
   if (current_thread != nullptr) fail(Fault::kMissingLane, std::move(what));
   throw_fault(Fault::kMissingLane, what);
 }
