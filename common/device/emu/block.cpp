@@ -155,7 +155,6 @@ Thread* Block::next() {
 void Block::park() {
   Thread& self = *current_thread;
   Thread* const other = next();
-  if (other == &self) return;
   current_thread = other;
   switch_to(self.fiber, other != nullptr ? other->fiber : host_);
 }
@@ -189,8 +188,12 @@ void Block::barrier(const Site& site) {
 }
 
 void Block::pass() {
-  make_ready(*current_thread);
-  park();
+  Thread& self = *current_thread;
+  Thread* const other = next();
+  if (other == nullptr) return;
+  make_ready(self);
+  current_thread = other;
+  switch_to(self.fiber, other->fiber);
 }
 
 void Block::after_stretch() {

@@ -50,11 +50,12 @@ void before_atomic(const void* at, std::size_t bytes, bool floating);
 
 #define REF5D_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-// The lane that a shuffle of `width` neighbouring lanes takes from; its own where that lies outside.
-__forceinline__ int source_lane(int lane, int source, int width) {
-  return source / width == lane / width && source >= 0 ? source : lane;
-}
 __forceinline__ int own_lane() { return static_cast<int>(thread_index().x % kWarpSize); }
+// The lane that `lane` takes a value from (PTX ISA, shfl): a warp is cut into segments of `width` lanes, a power of two, and who
+// would reach beyond its own keeps its own value; a butterfly may reach into earlier ones.
+__forceinline__ int lane_at(int lane, int index, int width) { return (lane & -width) | (index & (width - 1)); }
+__forceinline__ int lane_above(int lane, int source, int width) { return source <= (lane | (width - 1)) ? source : lane; }
+__forceinline__ int lane_below(int lane, int source, int width) { return source >= (lane & -width) ? source : lane; }
 
 template <typename T>
 __forceinline__ T shuffle_value(std::uint32_t mask, T value, int source, const char* file, int line) {
@@ -80,22 +81,22 @@ __forceinline__ bool __any_sync(unsigned mask, bool vote, REF5D_CALLER) { return
 __forceinline__ bool __all_sync(unsigned mask, bool vote, REF5D_CALLER) { return emu::ballot(mask, !vote, file, line) == 0; }
 template <typename T>
 __forceinline__ T __shfl_sync(unsigned mask, T value, int lane, int width = kWarpSize, REF5D_CALLER) {
-  return emu::shuffle_value(mask, value, emu::own_lane() / width * width + lane % width, file, line);
+  return emu::shuffle_value(mask, value, emu::lane_at(emu::own_lane(), lane, width), file, line);
 }
 template <typename T>
 __forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = kWarpSize, REF5D_CALLER) {
   const int lane = emu::own_lane();
-  return emu::shuffle_value(mask, value, emu::source_lane(lane, lane ^ lanes, width), file, line);
+  return emu::shuffle_value(mask, value, emu::lane_above(lane, (lane ^ lanes) & 31, width), file, line);
 }
 template <typename T>
 __forceinline__ T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = kWarpSize, REF5D_CALLER) {
   const int lane = emu::own_lane();
-  return emu::shuffle_value(mask, value, emu::source_lane(lane, lane - static_cast<int>(lanes), width), file, line);
+  return emu::shuffle_value(mask, value, emu::lane_below(lane, lane - static_cast<int>(lanes & 31), width), file, line);
 }
 template <typename T>
 __forceinline__ T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = kWarpSize, REF5D_CALLER) {
   const int lane = emu::own_lane();
-  return emu::shuffle_value(mask, value, emu::source_lane(lane, lane + static_cast<int>(lanes), width), file, line);
+  return emu::shuffle_value(mask, value, emu::lane_above(lane, lane + static_cast<int>(lanes & 31), width), file, line);
 }
 template <typename T>
 __forceinline__ T warp_shuffle_xor(T v, unsigned lane_mask, REF5D_CALLER) {

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <vector>
 
 namespace ref5d::emu {
 namespace {
@@ -20,6 +22,28 @@ void reserve(std::uintptr_t at, std::uintptr_t bytes) {
   madvise(got, bytes, MADV_DONTDUMP);
 }
 
+// For cells that tasks of several streams have read: the last read of each but those in the cell itself. Streams that read and
+// nobody who writes are usual (weights that are sent while they are used), but few such cells are read by more than two.
+class ReadersOfOtherStreams {
+ public:
+  void add(Cell& c, const Access& read) {
+    std::vector<Access>& list = lists_[&c];
+    if (!c.read_earlier) list.clear();  // what is there is of another time
+    c.read_earlier = true;
+    std::erase_if(list, [&](const Access& r) { return stream_slot(r.task) == stream_slot(read.task) || comes_before(r.task); });
+    list.push_back(read);
+  }
+  [[nodiscard]] const std::vector<Access>& of(const Cell& c) { return lists_[&c]; }
+  void copy(const Cell& from, const Cell& to) { lists_[&to] = std::vector<Access>(lists_[&from]); }
+
+ private:
+  std::unordered_map<const Cell*, std::vector<Access>> lists_;
+};
+ReadersOfOtherStreams& others() {
+  static auto* const kOthers = new ReadersOfOtherStreams;
+  return *kOthers;
+}
+
 // The rules for one cell. kShared: in shared memory, where only what the same block did counts.
 template <bool kShared>
 struct Rules {
@@ -33,38 +57,65 @@ struct Rules {
     return kShared || a.task == 0 || comes_before(a.task) ? Fault::kNone : Fault::kStreamRace;
   }
 
+  static bool ordered(const Access& a, const Access& b) {
+    return a.task == b.task ? a.block == b.block && ordered_in_block(a, b) : comes_before(a.task);
+  }
+
   static Fault collide(BadAccess& bad, Fault fault, const Access& other, bool other_writes) {
     bad.other = other;
     bad.other_writes = other_writes;
     return fault;
   }
 
-  // Remembers a read unless two others, of different threads and unordered with it, are there already.
+  static bool same_thread(const Access& a, const Access& b) { return same_block(a, b) && a.thread == b.thread; }
+  static bool same_warp(const Access& a, const Access& b) { return same_block(a, b) && a.thread / 32 == b.thread / 32; }
+
+  // Whoever is before the new read in every order need not be remembered: what collides with it collides with the new one. Of
+  // those that remain two of one task are enough, of different warps if there are: any thread that writes is unordered with one
+  // of them. A task of another stream is moved to the list: the two places are for the one that runs.
   static void note_read(Cell& c, const Access& self) {
     for (Access& r : c.read) {
-      if (r.task == 0 || (r.task == self.task && r.block == self.block && r.thread == self.thread) ||
-          (kShared && !same_block(r, self)) || conflict(r, self) == Fault::kNone) {
+      if (r.task == 0 || same_thread(r, self) || (kShared && !same_block(r, self)) || ordered(r, self)) {
         r = self;
         return;
       }
     }
+    for (Access& r : c.read) {
+      if (r.task == self.task) continue;
+      others().add(c, r);
+      r = self;
+      return;
+    }
+    if (same_warp(c.read[0], c.read[1]) && !same_warp(c.read[0], self))
+      (c.read[0].warp_step < c.read[1].warp_step ? c.read[0] : c.read[1]) = self;
+  }
+
+  // Of an access that reads: with what others have changed. Of one that writes: with what others have read or changed.
+  static Fault check_reads(const Cell& c, Use use, const Access& self, BadAccess& bad) {
+    const auto check = [&](const Access& r) {
+      if (r.task == 0 || (use == Use::kRead && !r.atomic)) return Fault::kNone;
+      const Fault f = conflict(r, self);
+      return f == Fault::kNone ? f : collide(bad, f, r, r.atomic);
+    };
+    for (const Access& r : c.read)
+      if (const Fault f = check(r); f != Fault::kNone) return f;
+    if (!c.read_earlier) return Fault::kNone;
+    for (const Access& r : others().of(c))
+      if (const Fault f = check(r); f != Fault::kNone) return f;
+    return Fault::kNone;
   }
 
   static Fault touch(Cell& c, Use use, const Access& self, BadAccess& bad) {
     const bool written = kShared ? same_block(c.write, self) : c.written;
     if (use != Use::kWrite && !written) return Fault::kUninitialized;
     if (const Fault f = conflict(c.write, self); f != Fault::kNone) return collide(bad, f, c.write, true);
-    if (use == Use::kRead) {
-      note_read(c, self);
+    if (const Fault f = check_reads(c, use, self, bad); f != Fault::kNone) return f;
+    if (use == Use::kWrite) {
+      c = {self, {}, true, false, false};
       return Fault::kNone;
     }
-    for (const Access& r : c.read) {
-      if (r.task == 0) continue;
-      if (const Fault f = conflict(r, self); f != Fault::kNone) return collide(bad, f, r, false);
-    }
-    c.write = self;
-    c.written = true;
-    c.read[0].task = c.read[1].task = 0;
+    if (use == Use::kAtomic) c.write = self;
+    note_read(c, self);
     return Fault::kNone;
   }
 };
@@ -72,6 +123,8 @@ struct Rules {
 void split(Cell& word, Cell* bytes) {
   if (word.split) return;
   std::fill(bytes, bytes + 4, word);
+  if (word.read_earlier)
+    for (int b = 0; b < 4; ++b) others().copy(word, bytes[b]);
   word.split = true;
 }
 
@@ -91,7 +144,7 @@ Fault touch_range(std::uintptr_t address, std::size_t bytes, Use use, const Acce
     const std::uint8_t state = word_states()[at / 4];
     if (state == kFreed) return Fault::kUseAfterFree;
     if (last > state) return Fault::kOutOfBounds;
-    if (!kShared && !word.written && !word.split)
+    if (!kShared && !(word.split ? byte_cells()[at] : word).written)
       if (const Fault f = first_touch(kMemory + at, bad); f != Fault::kNone) return f;
     if (first == 0 && last == 4 && !word.split) {
       if (const Fault f = Rules<kShared>::touch(word, use, self, bad); f != Fault::kNone) return f;
@@ -102,7 +155,6 @@ Fault touch_range(std::uintptr_t address, std::size_t bytes, Use use, const Acce
         if (const Fault f = Rules<kShared>::touch(cells[b], use, self, bad); f != Fault::kNone) return f;
       if (first == 0 && last == 4 && use == Use::kWrite) {  // whole again
         word = cells[0];
-        word.split = false;
       }
     }
     at += last - first;
@@ -158,10 +210,12 @@ Fault touch(std::uintptr_t address, std::size_t bytes, Use use, const Access& se
 Fault check_free(std::uintptr_t begin, std::size_t bytes, const Access& self, BadAccess& bad) {
   if (all_come_before()) return Fault::kNone;
   const auto check = [&](const Cell& c) {
-    for (const Access* a : {&c.write, &c.read[0], &c.read[1]}) {
-      if (a->task == 0 || a->task == self.task || comes_before(a->task)) continue;
-      bad.other = *a;
-      bad.other_writes = a == &c.write;
+    std::vector<Access> all{c.write, c.read[0], c.read[1]};
+    if (c.read_earlier) all.insert(all.end(), others().of(c).begin(), others().of(c).end());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i].task == 0 || all[i].task == self.task || comes_before(all[i].task)) continue;
+      bad.other = all[i];
+      bad.other_writes = i == 0;
       return Fault::kStreamRace;
     }
     return Fault::kNone;

@@ -2,7 +2,7 @@
 // and who touched it last.
 //
 // Device memory is one stretch of addresses. For each word of four bytes there is a byte that says whose it is, and a cell: its
-// last write, and its last reads by two different threads since (whoever writes next races with one of them, or with neither).
+// last write, and of the reads since as many as it takes for any later write to meet one that it races with, if there is one.
 // Words that are touched in parts have a cell for each byte besides. All of these lie at fixed addresses too, so that finding
 // one is arithmetic; their pages exist once they are touched.
 //
@@ -22,9 +22,11 @@ inline constexpr std::uintptr_t kMemory = 0x200000000000, kMemoryBytes = std::ui
 inline constexpr std::uintptr_t kSharedBytes = std::uintptr_t{1} << 24;
 
 struct alignas(64) Cell {
-  Access write, read[2];
-  bool written;  // or nobody has, and `write` is nobody
-  bool split;    // see the bytes' cells
+  Access write;
+  Access read[2];     // by different threads, of different warps if there are several; atomic operations as well
+  bool written;       // or nobody has, and `write` is nobody
+  bool split;         // see the bytes' cells
+  bool read_earlier;  // by tasks of other streams, too: see ReadersOfOtherStreams
 };
 static_assert(sizeof(Cell) == 64);
 

@@ -123,6 +123,7 @@ bool all_come_before() {
 }
 
 const std::string& task_name(TaskId task) { return *world().tasks[task].name; }
+unsigned stream_slot(TaskId task) { return world().tasks[task].slot; }
 const std::string& stream_name(TaskId task) { return *world().tasks[task].stream; }
 
 }  // namespace ref5d::emu

@@ -81,5 +81,6 @@ class Running {
 [[nodiscard]] bool all_come_before();
 [[nodiscard]] const std::string& task_name(TaskId task);
 [[nodiscard]] const std::string& stream_name(TaskId task);
+[[nodiscard]] unsigned stream_slot(TaskId task);
 
 }  // namespace ref5d::emu
