@@ -1,8 +1,8 @@
 # make            builds every program for MODE
 # make run        installs what is missing, builds, and runs the main job
 # make test       builds and runs all tests, the emulator's too; the last line is "N passed, N failed"
-# make test MODE=emu SEED=7   all that can be tested under the emulator, in the order of a seed
-# make test-fast  the same without the programs' tests
+# make test MODE=emu SEED=7   the unit tests under the emulator, but for some that would take it minutes, in a seed's order
+# make test-fast  the tests without the programs' and the emulator's
 # make bench      speed: tokens/s, GFLOP/s, time by kernel
 # make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
@@ -59,17 +59,21 @@ else ifeq ($(MODE),emu)
 # sanitizers. The emulator itself, and the matrix product that stands for cuBLAS, are built for speed.
 SANITIZE ?= address,undefined
 SANITIZERS := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -Wno-maybe-uninitialized)
-ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -fno-optimize-sibling-calls -ftrivial-auto-var-init=pattern
+ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -fno-optimize-sibling-calls -fno-omit-frame-pointer \
+  -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset \
+  -fstack-clash-protection -fno-crossjumping -fno-tree-tail-merge -fno-finite-loops -ftrivial-auto-var-init=pattern
 OPTIMIZE := -O1
 CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN)
 LDLIBS += -fopenmp -lboost_context $(SANITIZERS)
 $(BUILD)/bench: LDLIBS += -lopenblas
 KERNEL_OPTIMIZE ?= -O2  # -Og to see a kernel's variables in gdb
-COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_OPTIMIZE) -g -gno-statement-frontiers $(ACCESS_FLAGS) -MMD -MP -c $< -o $@
+COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_OPTIMIZE) -g -gno-statement-frontiers $(ACCESS_FLAGS) -MMD -MP -c $< -o $@ && \
+  objcopy $(foreach f,memcpy memmove memset,--redefine-sym $(f)=ref5d_$(f)) $@
+$(BUILD)/obj/common/tools/emulate/%.cu.o: WARNINGS += -Wno-unknown-pragmas -Wno-sign-compare  # as nvcc has it
 HOST_SANITIZERS = $(SANITIZERS)
 $(BUILD)/obj/common/device/emu/%.cpp.o: HOST_SANITIZERS =
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: HOST_SANITIZERS =
-$(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3 -g
+$(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3 -g -fno-omit-frame-pointer
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += -O3 -march=native -fno-math-errno -fno-trapping-math
 else
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(shell command -v nvcc)))
@@ -81,6 +85,12 @@ LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart -lcublas -lnccl -Wl,-
 COMPILE_CU = nvcc -std=c++20 -O3 -lineinfo -I. -DREF5D_CUDA $(GENCODE) -ccbin g++ -Werror all-warnings \
   -Xcompiler -Wall,-Wextra,-Wshadow,-Werror -MMD -MP -c $< -o $@
 endif
+
+# What was built with other flags is built again.
+FLAGS := $(BUILD)/flags
+$(shell mkdir -p $(BUILD); \
+  echo '$(CXXFLAGS) $(KERNEL_FLAGS) $(KERNEL_OPTIMIZE) $(ACCESS_FLAGS) $(SANITIZERS) $(GENCODE)' >$(FLAGS).new; \
+  cmp -s $(FLAGS).new $(FLAGS) && rm $(FLAGS).new || mv $(FLAGS).new $(FLAGS))
 
 .PHONY: all tests emulator-tests run test test-fast bench gpu-check deps clean
 .DELETE_ON_ERROR:
@@ -97,7 +107,7 @@ $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	build/cpu/kernels --write $@
 .PHONY: cpu_kernels
 cpu_kernels:
-	@$(MAKE) --no-print-directory MODE=cpu build/cpu/kernels
+	@$(MAKE) --no-print-directory MODE=cpu BUILD=build/cpu build/cpu/kernels
 build/cpu/kernels: cpu_kernels ;
 endif
 
@@ -113,11 +123,11 @@ $(BUILD)/default_text.txt: $(TEXT_PAGES)
 $(BUILD)/obj/common/train/default_text.cpp.o: $(BUILD)/default_text.txt
 $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"$(CURDIR)/$(BUILD)/default_text.txt"'
 
-$(BUILD)/obj/%.cpp.o: %.cpp
+$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
 
-$(BUILD)/obj/%.cu.o: %.cu
+$(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)
 	$(COMPILE_CU)
 

@@ -122,6 +122,9 @@ __global__ void vector_stores(float* out, const float* x) {
   out[threadIdx.x] = row[threadIdx.x].v[0];
 }
 
+// All that the kernel does with x is to load its first element: a load that the compiler likes to move out of the kernel.
+__global__ void broadcast(float* out, const float* x) { out[threadIdx.x] = x[0]; }
+
 __global__ void add_one(float* out, std::int64_t n, const float* x) {
   for (std::int64_t i : grid_range(n)) out[i] = x[i] + 1;
 }
@@ -287,6 +290,17 @@ std::vector<PlantedFault> faults_of_memory() {
                           : launch<float_atomic<false>>(stream(), 1, 64, sum.data<float>());
                    stream().synchronize();
                    if (!faulty) expect_all(sum, 65);
+                 }});
+  all.push_back({"BroadcastOfWhatNobodyWrote", Fault::kUninitialized, line, [](bool faulty) {
+                   const Tensor out = fresh(64), x = faulty ? fresh(1) : ones(1);
+                   launch<broadcast>(stream(), 1, 64, out.data<float>(), x.data<float>());
+                   stream().synchronize();
+                   if (!faulty) expect_all(out, 1);
+                 }});
+  all.push_back({"CopyBeyondTheHostsMemory", Fault::kOutOfBounds, "of the host's memory", [](bool faulty) {
+                   const Tensor x = ones(100);
+                   std::vector<float> host(faulty ? 90 : 100);
+                   copy_to_host(stream(), host.data(), x.raw(), 400);
                  }});
   all.push_back({"TooMuchSharedMemory", Fault::kResources, "a GPU has 49152 for arrays of fixed size", [](bool faulty) {
                    const Tensor out = fresh(1);

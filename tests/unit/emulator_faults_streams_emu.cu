@@ -42,6 +42,10 @@ __global__ void overlapping_blocks(float* out, std::int64_t n) {
 __global__ void fill(float* out, std::int64_t n, float value) {
   for (std::int64_t i : grid_range(n)) out[i] = value;
 }
+// Every thread reads the first element.
+__global__ void spread(float* out, const float* x, std::int64_t n) {
+  for (std::int64_t i : grid_range(n)) out[i] = x[0];
+}
 __global__ void add(float* out, const float* x, std::int64_t n, float value) {
   for (std::int64_t i : grid_range(n)) out[i] = x[i] + value;
 }
@@ -56,7 +60,7 @@ void add_on(Stream& s, const Tensor& to, const Tensor& from, float value) {
 }
 
 // Two streams; `body` gets them in either order of creation, since the executor prefers the newer one.
-std::function<void(bool)> on_two_streams(std::function<void(bool faulty, Stream& first, Stream& second)> body) {
+std::function<void(bool)> on_two_streams(const std::function<void(bool faulty, Stream& first, Stream& second)>& body) {
   return [=](bool faulty) {
     for (const bool swapped : {false, true}) {
       Stream a("a"), b("b");
@@ -113,6 +117,33 @@ void overwritten_too_early(bool faulty, Stream& first, Stream& second) {
   fill_on(first, x, 5);
   order(second, first);
   if (!faulty) expect_all(y, second, 3);
+}
+
+// Weights are read by three streams, with many threads, and then overwritten.
+void overwritten_while_others_read(bool faulty, Stream& first, Stream& second) {
+  Stream third("third");
+  const Tensor x = fresh(first);
+  fill_on(first, x, 1);
+  std::vector<Tensor> out;
+  for (Stream* s : {&first, &second, &third}) {
+    order(first, *s);
+    out.push_back(fresh(*s));
+    launch<spread>(*s, 2, 64, out.back().data<float>(), x.data<float>(), kSize);
+  }
+  order(second, first);
+  if (!faulty) order(third, first);
+  fill_on(first, x, 5);
+  order(third, first);
+  if (!faulty) expect_all(out.back(), third, 1);
+}
+
+// The second number of a word, where the first one is another stream's affair.
+void half_a_word_too_early(bool faulty, Stream& first, Stream& second) {
+  const Tensor x = Tensor::empty({kSize}, Dtype::kBf16, MemoryCategory::kWorkspace, first);
+  if (!faulty) order(first, second);
+  fill_zero(second, x.raw(), 2);
+  fill_zero(second, static_cast<std::byte*>(x.raw()) + 2, 2);
+  order(second, first);
 }
 
 // The buffer goes back to its stream while another one uses it.
@@ -203,7 +234,9 @@ std::vector<PlantedFault> faults_between_streams() {
       {"MissingEventWait", Fault::kStreamRace, line, on_two_streams(missing_wait)},
       {"EventRecordedTooEarly", Fault::kStreamRace, line, on_two_streams(event_recorded_too_early)},
       {"OverwrittenTooEarly", Fault::kStreamRace, line, on_two_streams(overwritten_too_early)},
-      {"FreedTooEarly", Fault::kStreamRace, line, on_two_streams(freed_too_early), Fault::kUseAfterFree},
+      {"OverwrittenWhileOthersRead", Fault::kStreamRace, line, on_two_streams(overwritten_while_others_read)},
+      {"HalfAWordTooEarly", Fault::kStreamRace, "it is allocated on stream", on_two_streams(half_a_word_too_early)},
+      {"FreedTooEarly", Fault::kStreamRace, line, on_two_streams(freed_too_early), 1, Fault::kUseAfterFree},
       {"UsedBeforeItIsAllocated", Fault::kStreamRace, line, on_two_streams(used_before_it_is_allocated)},
       {"CommunicationNotAwaited", Fault::kStreamRace, "late copy", on_two_streams(communication_not_awaited)},
       {"GradientNotReadyForCommunication", Fault::kStreamRace, "late copy",

@@ -85,7 +85,7 @@ template <bool kFaulty>
 __global__ void barrier_in_a_branch(double* out, const double* x) {
   double* slot = shared<double, kThreads>();
   slot[threadIdx.x] = x[threadIdx.x];
-  if (kFaulty && threadIdx.x < 40) {
+  if (kFaulty && threadIdx.x < 40) {  // NOLINT(bugprone-branch-clone)
     __syncthreads();
   } else {
     __syncthreads();
@@ -97,7 +97,7 @@ __global__ void barrier_in_a_branch(double* out, const double* x) {
 template <bool kFaulty>
 __global__ void reduction_in_a_branch(double* out, const double* x) {
   double sum = 0;
-  if (kFaulty && threadIdx.x < 2 * kWarpSize) {
+  if (kFaulty && threadIdx.x < 2 * kWarpSize) {  // NOLINT(bugprone-branch-clone)
     sum = block_sum(x[threadIdx.x]);
   } else {
     sum = block_sum(x[threadIdx.x]);
@@ -180,16 +180,70 @@ __global__ void counter_read_too_early(int* out) {
 }
 
 // A thread waits for a flag that another one raises; or one that nobody raises.
-template <bool kFaulty>
+template <bool kFaulty, unsigned kWaiter>
 __global__ void waits_for_a_flag(int* out) {
   int* flag = shared<int, 1>();
   if (threadIdx.x == 0) flag[0] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == kWaiter) {
     while (atomicAdd(flag, 0) == 0) continue;
     out[0] = 1;
-  } else if (threadIdx.x == 95 && !kFaulty) {
+  } else if (threadIdx.x == kThreads - 1 - kWaiter && !kFaulty) {
     atomicExch(flag, 1);
+  }
+}
+
+// Two lanes of a warp and one of another read; their warp's barrier orders the two alone with the write.
+template <bool kFaulty>
+__global__ void written_behind_a_warps_barrier(double* out, const double* x) {
+  double* slot = shared<double, 1>();
+  if (threadIdx.x == 0) slot[0] = x[0];
+  __syncthreads();
+  out[threadIdx.x] = slot[0];
+  if (kFaulty) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) slot[0] = 1;
+}
+
+// Segments of eight lanes; those that would reach beyond theirs keep their own value.
+template <bool kFaulty>
+__global__ void shuffles_in_segments(double* out, const double* x) {
+  const double v = x[threadIdx.x];
+  const double down = __shfl_down_sync(kAllLanes, v, 3, 8), up = __shfl_up_sync(kAllLanes, v, 3, 8);
+  const double at = __shfl_sync(kFaulty && threadIdx.x < 8 ? 0xffu : kAllLanes, v, -1, 8);
+  out[threadIdx.x] = down + 10 * up + 100 * at;
+}
+
+// A row of 40 bytes at a time, of which the last one has fewer.
+template <bool kFaulty>
+__global__ void library_copy(double* out, const double* x, std::size_t n) {
+  const std::size_t begin = threadIdx.x * std::size_t{5}, count = kFaulty ? 5 : min(std::size_t{5}, n - begin);
+  if (begin < n) memcpy(out + begin, x + begin, count * sizeof(double));
+}
+
+// Two numbers to a word.
+template <bool kFaulty>
+__global__ void shared_halves(double* out, const double* x) {
+  bf16* halves = shared<bf16, 64>();
+  halves[threadIdx.x] = bf16(x[0]);
+  if (!kFaulty) __syncthreads();
+  out[threadIdx.x] = double(halves[63 - threadIdx.x]) - double(bf16(x[0]));
+}
+
+// A function that is called as such, from two branches.
+[[gnu::noinline]] double with_a_barrier(double v) {
+  __syncthreads();
+  return v;
+}
+template <bool kFaulty>
+__global__ void calls_in_a_branch(double* out, const double* x) {
+  if (kFaulty && threadIdx.x < 2 * kWarpSize) {
+    out[threadIdx.x] = with_a_barrier(x[threadIdx.x]) + 1;
+  } else {
+    out[threadIdx.x] = with_a_barrier(x[threadIdx.x]);
   }
 }
 
@@ -198,7 +252,7 @@ std::vector<double> numbers(std::size_t n) { return random_values(static_cast<st
 // Runs a kernel on `n` numbers and expects what `want` says of each output.
 template <auto kRight, auto kWrong, typename... Args>
 std::function<void(bool)> run(unsigned threads, std::size_t inputs, std::size_t outputs,
-                              std::function<double(const std::vector<double>&, std::size_t)> want, Args... args) {
+                              const std::function<double(const std::vector<double>&, std::size_t)>& want, Args... args) {
   return [=](bool faulty) {
     Stream& s = device().compute();
     const std::vector<double> x = numbers(inputs);
@@ -216,7 +270,8 @@ std::function<void(bool)> run(unsigned threads, std::size_t inputs, std::size_t 
 }
 // The same for kernels of integers, which all come out as `want`.
 template <auto kRight, auto kWrong>
-std::function<void(bool)> run_ints(unsigned threads, std::vector<std::int32_t> first, std::function<int(std::size_t)> want) {
+std::function<void(bool)> run_ints(unsigned threads, const std::vector<std::int32_t>& first,
+                                   const std::function<int(std::size_t)>& want) {
   return [=](bool faulty) {
     Stream& s = device().compute();
     const Tensor out = device_ints(first, {static_cast<std::int64_t>(first.size())});
@@ -229,6 +284,22 @@ std::function<void(bool)> run_ints(unsigned threads, std::vector<std::int32_t> f
     const std::vector<double> y = values_of(out);
     for (std::size_t i = 0; !faulty && i < first.size(); ++i) EXPECT_EQ(y[i], want(i)) << i;
   };
+}
+
+template <unsigned kWaiter>
+void run_flags(bool faulty) {
+  const std::uint64_t before = std::exchange(emu::max_accesses, 100000);
+  const Tensor out = device_ints({0}, {1});
+  faulty ? launch<waits_for_a_flag<true, kWaiter>>(device().compute(), 1, kThreads, out.data<std::int32_t>())
+         : launch<waits_for_a_flag<false, kWaiter>>(device().compute(), 1, kThreads, out.data<std::int32_t>());
+  try {
+    device().compute().synchronize();
+  } catch (...) {
+    emu::max_accesses = before;
+    throw;
+  }
+  emu::max_accesses = before;
+  EXPECT_EQ(values_of(out)[0], 1);
 }
 
 double sum_of(const std::vector<double>& x, std::size_t begin, std::size_t end) {
@@ -263,13 +334,13 @@ std::vector<PlantedFault> faults_between_threads() {
       {"DivergentCallsOfOneFunction", Fault::kBarrierDivergence, line,
        run<reduction_in_a_branch<false>, reduction_in_a_branch<true>>(kThreads, kThreads, kThreads,
                                                                       [](V x, std::size_t) { return sum_of(x, 0, kThreads); })},
-      {"EarlyExit", Fault::kEarlyExit, "threads 50-95 left",
+      {"EarlyExit", Fault::kEarlyExit, "threads 50-95 gone",
        run<leaves_before_the_barrier<false>, leaves_before_the_barrier<true>>(
            kThreads, 50, 50, [](V x, std::size_t i) { return x[49 - i]; }, 50u)},
       {"OneBarrierTooMany", Fault::kEarlyExit, line,
        run<one_barrier_too_many<false>, one_barrier_too_many<true>>(kThreads, kThreads, kThreads,
                                                                     [](V x, std::size_t i) { return x[i]; })},
-      {"ShuffleWithoutALane", Fault::kMissingLane, "threads 50-63 left",
+      {"ShuffleWithoutALane", Fault::kMissingLane, "threads 50-63 gone",
        run<shuffle_without_a_lane<false>, shuffle_without_a_lane<true>>(
            64, 50, 50, [](V x, std::size_t i) { return i < 32 ? sum_of(x, 0, 32) : sum_of(x, 32, 50); }, 50u)},
       {"ShuffleInABranch", Fault::kMissingLane, line,
@@ -290,21 +361,26 @@ std::vector<PlantedFault> faults_between_threads() {
       {"CounterReadTooEarly", Fault::kRace, line,
        run_ints<counter_read_too_early<false>, counter_read_too_early<true>>(kThreads, {0},
                                                                              [](std::size_t) { return 2 * int(kThreads); })},
-      {"FlagThatNobodyRaises", Fault::kEndless, line,
-       [](bool faulty) {
-         const std::uint64_t before = std::exchange(emu::max_accesses, 100000);
-         const Tensor out = device_ints({0}, {1});
-         faulty ? launch<waits_for_a_flag<true>>(device().compute(), 1, kThreads, out.data<std::int32_t>())
-                : launch<waits_for_a_flag<false>>(device().compute(), 1, kThreads, out.data<std::int32_t>());
-         try {
-           device().compute().synchronize();
-         } catch (...) {
-           emu::max_accesses = before;
-           throw;
-         }
-         emu::max_accesses = before;
-         EXPECT_EQ(values_of(out)[0], 1);
-       }},
+      {"FlagThatNobodyRaises", Fault::kEndless, line, run_flags<0>},
+      {"FlagThatNobodyRaisesLast", Fault::kEndless, line, run_flags<kThreads - 1>},
+      {"WrittenBehindAWarpsBarrier", Fault::kRace, line,
+       run<written_behind_a_warps_barrier<false>, written_behind_a_warps_barrier<true>>(kThreads, 1, kThreads,
+                                                                                        [](V x, std::size_t) { return x[0]; })},
+      {"ShufflesInSegments", Fault::kMissingLane, line,
+       run<shuffles_in_segments<false>, shuffles_in_segments<true>>(64, 64, 64,
+                                                                    [](V x, std::size_t i) {
+                                                                      return x[i % 8 < 5 ? i + 3 : i] +
+                                                                             10 * x[i % 8 < 3 ? i : i - 3] +
+                                                                             100 * x[i / 8 * 8 + 7];
+                                                                    })},
+      {"DivergentCallsOfAFunction", Fault::kBarrierDivergence, line,
+       run<calls_in_a_branch<false>, calls_in_a_branch<true>>(kThreads, kThreads, kThreads,
+                                                              [](V x, std::size_t i) { return x[i]; })},
+      {"SharedHalves", Fault::kUninitialized, line,
+       run<shared_halves<false>, shared_halves<true>>(64, 1, 64, [](V, std::size_t) { return 0.0; })},
+      {"LibraryCopyTooFar", Fault::kOutOfBounds, line,
+       run<library_copy<false>, library_copy<true>>(
+           32, 23, 23, [](V x, std::size_t i) { return x[i]; }, std::size_t{23})},
   };
 }
 

@@ -7,6 +7,10 @@
 #include "tests/support/kernel_testing.h"
 
 namespace ref5d::testing {
+
+// A kernel with locals of 100 KB.
+void launch_deep(Stream& stream);
+
 namespace {
 
 #ifdef REF5D_ASAN
@@ -29,6 +33,11 @@ TEST(EmulatorHostDeathTest, SignedOverflowEndsTheProgram) {
   EXPECT_DEATH(big = big + 1, "signed integer overflow");
 }
 #endif
+
+TEST(EmulatorHostDeathTest, AStackThatIsTooSmallIsSaid) {
+  EXPECT_EXIT(launch_deep(device().compute()), ::testing::ExitedWithCode(3),
+              "stack overflow in deep, block \\(0,0,0\\), thread [0-9]+: its local variables take more than 65536 bytes");
+}
 
 }  // namespace
 }  // namespace ref5d::testing

@@ -69,7 +69,7 @@ class Executor {
     s.entries.push_back(std::move(e));
     const Entry& pushed = s.entries.back();
     if (pushed.work.order_key != nullptr) turns_[pushed.work.order_key].push_back(&pushed);
-    if (++pending_ > kRunAhead) {
+    if (++pending_ > kRunAhead && !stepping_) {
       run_until([this] { return pending_ <= kRunAhead / 2; });
     } else if (shuffled_ && draw(4) == 0) {
       run_early();
@@ -245,12 +245,16 @@ void enqueue(Stream& stream, const std::string& name, std::function<void()> work
   executor().push(stream.impl(), {Entry::Kind::kWork, {name, std::move(work), {}}, {}});
 }
 
-void enqueue_free(Stream& stream, std::function<void()> free) noexcept {
+void keep_errors_of(const std::function<void()>& work) noexcept {
   try {
-    enqueue(stream, "free", std::move(free));
+    work();
   } catch (...) {
     executor().keep(std::current_exception());
   }
+}
+
+void enqueue_free(Stream& stream, std::function<void()> free) noexcept {
+  keep_errors_of([&] { enqueue(stream, "free", std::move(free)); });
 }
 
 namespace {

@@ -33,6 +33,8 @@ void make_progress();
 // at each step.
 void set_order_seed(std::uint64_t seed);
 
+// Where nothing may be thrown: what the work throws surfaces at the host's next wait.
+void keep_errors_of(const std::function<void()>& work) noexcept;
 // For memory that is freed in a stream's order. What is thrown on the way surfaces at the host's next wait.
 void enqueue_free(Stream& stream, std::function<void()> free) noexcept;
 // Whether the stream has not been destroyed, for memory that outlives it.

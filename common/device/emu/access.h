@@ -16,12 +16,12 @@ struct Access {
   std::uint32_t warp_step : 31 = 0;  // warp barriers passed
   std::uint32_t atomic : 1 = 0;
 };
-inline constexpr std::uint32_t kMaxBarriers = (1u << 22) - 1, kMaxThreads = 1024;
+inline constexpr std::uint32_t kMaxBarriers = (1u << 22) - 1, kMaxThreads = 1024, kWarp = 32;
 
 // Whether `a`, which ran earlier, comes before `b` under every order of one block's threads. Both are of one block.
 [[nodiscard]] inline bool ordered_in_block(const Access& a, const Access& b) {
   if (a.thread == b.thread || a.barrier < b.barrier) return true;
-  return a.thread / 32 == b.thread / 32 && a.warp_step < b.warp_step;
+  return a.thread / kWarp == b.thread / kWarp && a.warp_step < b.warp_step;
 }
 
 }  // namespace ref5d::emu

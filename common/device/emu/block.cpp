@@ -1,6 +1,7 @@
 #include "common/device/emu/block.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,8 +13,8 @@
 
 namespace ref5d::emu {
 
-constinit thread_local Thread* current_thread = nullptr;
-std::uint64_t max_accesses = std::uint64_t{1} << 30;
+constinit Thread* current_thread = nullptr;
+std::uint64_t max_accesses = std::uint64_t{1} << 28;
 
 namespace {
 
@@ -27,8 +28,25 @@ std::map<std::string, LargestLaunch>& largest_launches() {
   return *kLaunches;
 }
 
+namespace {
+// The thread's stack is no good any more, and what it has overwritten nobody knows: the program ends.
+void end_at_stack_overflow() {
+  const Thread* const t = current_thread;
+  if (t == nullptr) return;
+  const auto& [x, y, z] = Block::current().index();
+  const std::string line =
+      fmt::format("stack overflow in {}, block ({},{},{}), thread {}: its local variables take more than {} bytes\n",
+                  task_name(t->self.task), x, y, z, +t->self.thread, kStackBytes);
+  (void)!write(STDERR_FILENO, line.data(), line.size());
+  _exit(kExitBroken);
+}
+}  // namespace
+
 Block& Block::current() {
-  static Block* const kBlock = new Block;
+  static Block* const kBlock = [] {
+    on_stack_overflow(end_at_stack_overflow);
+    return new Block;
+  }();
   return *kBlock;
 }
 
@@ -125,14 +143,22 @@ void Block::release_barrier() {
   }
 }
 
+// The compiler may have made several copies of one barrier, and a function with a barrier may be called at several lines: where
+// the addresses differ, the lines decide.
 bool Block::same_barrier() const {
   const Site& first = threads_[0].site;
-  // The compiler may have made several copies of one barrier, and a function with a barrier may be called at several lines:
-  // where the addresses differ, the lines through which the calls came decide.
   return std::all_of(threads_.begin() + 1, threads_.begin() + launch_->threads, [&](const Thread& t) {
-    if (!t.site.same_line(first)) return false;
-    return t.site.pc == first.pc || describe_line(t.site.pc) == describe_line(first.pc);
+    return t.site.same_line(first) && (t.site.calls == first.calls || t.site.describe() == first.describe());
   });
+}
+
+std::string Site::describe() const {
+  std::string lines;
+  for (const std::uint32_t pc : calls) {
+    const std::string line = describe_line(pc);
+    if (!line.empty()) lines += (lines.empty() ? "" : " from ") + line;
+  }
+  return lines.empty() ? fmt::format("{}:{}", file, number) : lines;
 }
 
 void Block::make_ready(Thread& t) {
@@ -199,8 +225,8 @@ void Block::pass() {
 void Block::after_stretch() {
   if (current_thread->accesses > max_accesses) {
     std::string what =
-        fmt::format("thread {} has touched memory {} times without an end; it was last at {}", +current_thread->self.thread,
-                    current_thread->accesses, describe_line(current_thread->self.pc));
+        fmt::format("thread {} has touched memory or met its warp {} times without an end; it last touched memory at {}",
+                    +current_thread->self.thread, current_thread->accesses, describe_line(current_thread->self.pc));
     fail(Fault::kEndless, std::move(what));
   }
   pass();
@@ -223,7 +249,7 @@ void Block::fail(Fault fault, std::string&& what) {
 std::uintptr_t Block::place_shared(const void* tag, std::size_t bytes, std::size_t alignment) {
   // Aligned as asked for and no better, with room between that belongs to nobody.
   std::uintptr_t at = (shared_end_ + 64 + 63) / 64 * 64;
-  if (alignment < 64) at += alignment;
+  if (alignment < 64) at += std::max<std::size_t>(alignment, 4);
   mark_live(at, bytes);
   std::memset(reinterpret_cast<void*>(at), 0xff, bytes);
   shared_.push_back({tag, at, bytes});
@@ -252,13 +278,13 @@ void* Block::dynamic_shared() const {
 
 std::string Block::who_waits_where() const {
   const auto where = [](const Thread& t) -> std::string {
-    if (t.state == Thread::State::kDone) return "left";
-    const std::string line = describe_line(t.site.pc);
-    return fmt::format("{} at {}", t.state == Thread::State::kInWarp ? "wait for their warp" : "wait",
-                       line.empty() ? fmt::format("{}:{}", t.site.file, t.site.line) : line);
+    if (t.state == Thread::State::kDone) return "gone";
+    const char* const for_whom = t.state == Thread::State::kInWarp ? " for the warp" : "";
+    return fmt::format("waiting{} at {}", for_whom, t.site.describe());
   };
   const auto together = [](const Thread& a, const Thread& b) {
-    return a.state == b.state && (a.state == Thread::State::kDone || (a.site.same_line(b.site) && a.site.pc == b.site.pc));
+    return a.state == b.state &&
+           (a.state == Thread::State::kDone || (a.site.same_line(b.site) && a.site.calls == b.site.calls));
   };
   std::string all;
   for (unsigned i = 0, end = 0; i < launch_->threads; i = end) {

@@ -13,12 +13,14 @@
 
 namespace ref5d::emu {
 
-// A place in the source.
+// A place in the source, and the calls that led there: addresses in the program, the innermost first, 0 where they end.
 struct Site {
   const char* file = nullptr;
-  int line = 0;
-  std::uint32_t pc = 0;
-  [[nodiscard]] bool same_line(const Site& o) const { return file == o.file && line == o.line; }
+  int number = 0;  // of the line
+  std::array<std::uint32_t, 8> calls{};
+  [[nodiscard]] bool same_line(const Site& o) const { return file == o.file && number == o.number; }
+  // "a.h:12 from b.cu:34".
+  [[nodiscard]] std::string describe() const;
 };
 
 enum class WarpKind { kSync, kShuffle, kBallot };
@@ -123,6 +125,7 @@ class Block {
 };
 
 // The thread that runs now; null outside of kernels.
-extern constinit thread_local Thread* current_thread;
+// (No thread_local variable: a store beyond a __shared__ one may hit its neighbour.)
+extern constinit Thread* current_thread;
 
 }  // namespace ref5d::emu

@@ -125,9 +125,9 @@ void throw_bad_access(const BadAccess& bad) {
   };
   throw EmulatorError(bad.fault,
                       fmt::format("{} in {}: {} {} bytes {}{}{}{}", fault_name(bad.fault), describe_place(bad.self),
-                                  task_name(bad.self.task) == kFree ? "gives back"
-                                  : bad.writes                      ? "writes"
-                                                                    : "reads",
+                                  task_name(bad.self.task) == kFree                  ? "gives back"
+                                  : bad.writes && bad.fault != Fault::kUninitialized ? "writes"
+                                                                                     : "reads",
                                   bad.bytes, describe_memory(bad.address), at_line(bad.self.pc), why(), seed_remark()));
 }
 

@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <array>
+#include <csignal>
+
 #include "common/device/emu/access.h"
 #include "common/device/error.h"
 
@@ -48,7 +51,26 @@ void begin(transfer_t from) {
   entry_of_all();
 }
 
+void (*overflow_handler)() = nullptr;
+
+// A store beyond the stack hits the page that nobody may touch.
+void on_segv(int signal, siginfo_t* info, void*) {
+  if (overflow_handler != nullptr && in_stacks(reinterpret_cast<std::uintptr_t>(info->si_addr))) overflow_handler();
+  std::signal(signal, SIG_DFL);  // it happens again on return, and ends the program
+}
+
 }  // namespace
+
+void on_stack_overflow(void (*handler)()) {
+  overflow_handler = handler;
+  static std::array<std::byte, 256 * 1024> stack;
+  const stack_t other{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};
+  sigaltstack(&other, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = on_segv;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+}
 
 std::uintptr_t stack_begin(unsigned index) { return stacks() + index * kStackPitch + 4096; }
 bool in_stacks(std::uintptr_t address) { return address - stacks() < kMaxThreads * kStackPitch; }

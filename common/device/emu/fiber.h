@@ -21,6 +21,10 @@ inline constexpr std::size_t kStackBytes = 64 * 1024, kStackPitch = kStackBytes 
 // Whether an address is in any of the stacks.
 [[nodiscard]] bool in_stacks(std::uintptr_t address);
 
+// What to do when a fiber runs beyond its stack, called on another one; it does not return. (Without one the program just
+// dies.)
+void on_stack_overflow(void (*handler)());
+
 // `fiber` will run entry() on stack `index` when it is first switched to. entry() never returns.
 void prepare(Fiber& fiber, unsigned index, void (*entry)());
 // Goes on with `to`; returns when somebody switches back to `from`.

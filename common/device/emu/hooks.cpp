@@ -32,7 +32,7 @@ Fault outside(std::uintptr_t address, std::size_t bytes, bool writes, const Acce
 
 inline void check(const void* p, std::size_t bytes, Use use, bool aligned, const void* return_address) {
   Thread* const t = current_thread;
-  if (t == nullptr) return;
+  if (t == nullptr || bytes == 0) return;
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   t->self.pc = program_offset(reinterpret_cast<std::uintptr_t>(return_address));
   BadAccess bad;
@@ -88,7 +88,32 @@ void __tsan_read_range(void* p, unsigned long bytes) { check(p, bytes, Use::kRea
 void __tsan_write_range(void* p, unsigned long bytes) { check(p, bytes, Use::kWrite, false, __builtin_return_address(0)); }
 }
 
+// .cu files call these for the C library's (the Makefile renames them there): the compiler puts no calls before those.
+extern "C" {
+void* ref5d_memmove(void* to, const void* from, std::size_t bytes) {
+  if (ref5d::emu::current_thread == nullptr) return std::memmove(to, from, bytes);
+  check(from, bytes, Use::kRead, false, __builtin_return_address(0));
+  check(to, bytes, Use::kWrite, false, __builtin_return_address(0));
+  auto* const target = static_cast<volatile char*>(to);  // or the loop would become the library's function
+  const auto* const source = static_cast<const char*>(from);
+  const bool forward = static_cast<const void*>(to) <= from;
+  for (std::size_t i = 0; i < bytes; ++i) {
+    const std::size_t at = forward ? i : bytes - 1 - i;
+    target[at] = source[at];
+  }
+  return to;
+}
+[[gnu::alias("ref5d_memmove")]] void* ref5d_memcpy(void* to, const void* from, std::size_t bytes);
+void* ref5d_memset(void* to, int value, std::size_t bytes) {
+  if (ref5d::emu::current_thread == nullptr) return std::memset(to, value, bytes);
+  check(to, bytes, Use::kWrite, false, __builtin_return_address(0));
+  for (std::size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = static_cast<char>(value);
+  return to;
+}
+}
+
 // The host's half of a .cu file uses atomics too (reference counts, static variables): they are plain here.
+// NOLINTBEGIN(bugprone-macro-parentheses): a type
 #define REF5D_ATOMICS(bits, type)                                                                                            \
   type __tsan_atomic##bits##_load(const volatile type* a, int) { return __atomic_load_n(a, __ATOMIC_SEQ_CST); }              \
   void __tsan_atomic##bits##_store(volatile type* a, type v, int) { __atomic_store_n(a, v, __ATOMIC_SEQ_CST); }              \
@@ -104,6 +129,7 @@ void __tsan_write_range(void* p, unsigned long bytes) { check(p, bytes, Use::kWr
   int __tsan_atomic##bits##_compare_exchange_weak(volatile type* a, type* expected, type v, int, int) {                      \
     return __atomic_compare_exchange_n(a, expected, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                            \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 extern "C" {
 REF5D_ATOMICS(8, unsigned char)

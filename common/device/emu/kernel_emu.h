@@ -10,11 +10,13 @@
 #include <cstring>
 #include <type_traits>
 
-#define __global__
+// A kernel's loads stay in the kernel: the compiler would pass *p for p where it could, and the caller is not watched.
+#define __global__ __attribute__((noipa))
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __align__(n) alignas(n)
 #define __shared__ static thread_local  // see shared_variables.h; the suite's own kernels have shared<T, N>()
 #define REF5D_UNROLL
 #define REF5D_SIMD
@@ -51,8 +53,8 @@ void before_atomic(const void* at, std::size_t bytes, bool floating);
 #define REF5D_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 __forceinline__ int own_lane() { return static_cast<int>(thread_index().x % kWarpSize); }
-// The lane that `lane` takes a value from (PTX ISA, shfl): a warp is cut into segments of `width` lanes, a power of two, and who
-// would reach beyond its own keeps its own value; a butterfly may reach into earlier ones.
+// The lane that `lane` takes a value from (PTX ISA, shfl): a warp is cut into segments of `width` lanes, a power of two, and
+// who would reach beyond its own keeps its own value; a butterfly may reach into earlier ones.
 __forceinline__ int lane_at(int lane, int index, int width) { return (lane & -width) | (index & (width - 1)); }
 __forceinline__ int lane_above(int lane, int source, int width) { return source <= (lane | (width - 1)) ? source : lane; }
 __forceinline__ int lane_below(int lane, int source, int width) { return source >= (lane & -width) ? source : lane; }
@@ -102,6 +104,15 @@ template <typename T>
 __forceinline__ T warp_shuffle_xor(T v, unsigned lane_mask, REF5D_CALLER) {
   return __shfl_xor_sync(kAllLanes, v, static_cast<int>(lane_mask), kWarpSize, file, line);
 }
+
+inline constexpr int warpSize = static_cast<int>(kWarpSize);
+__forceinline__ int __popc(unsigned v) { return std::popcount(v); }
+__forceinline__ int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
+__forceinline__ int __ffs(int v) { return v == 0 ? 0 : std::countr_zero(static_cast<unsigned>(v)) + 1; }
+__forceinline__ float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+__forceinline__ float __expf(float x) { return std::exp(x); }
+__forceinline__ float __logf(float x) { return std::log(x); }
+__forceinline__ float __fdividef(float x, float y) { return x / y; }
 
 __forceinline__ void __threadfence() {}
 __forceinline__ void __threadfence_block() {}

@@ -5,6 +5,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -31,7 +33,11 @@ constexpr std::size_t kAlignment = 256, kMargin = 256;  // the GPU's allocations
 constexpr std::size_t kFilled = 1 << 20;                // larger ones keep what they find
 constexpr std::size_t kQuarantine = 16;                 // freed allocations of a size that nobody gets yet
 
-std::size_t room_for(std::size_t bytes) { return (bytes + kMargin + kAlignment - 1) / kAlignment * kAlignment; }
+// With the margin, in eight classes per power of two: what is freed fits what comes later.
+std::size_t room_for(std::size_t bytes) {
+  const std::size_t step = std::max(kAlignment, std::bit_floor(bytes + kMargin) / 8);
+  return (bytes + kMargin + step - 1) / step * step;
+}
 
 // The host's code must not touch device memory itself: on a GPU it could not.
 void keep_host_from([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) {
@@ -59,12 +65,14 @@ struct Heap {
 
   std::uintptr_t take(std::size_t room) {
     ++version;
-    auto& queue = freed[room];
     const bool full = room > kMemory + kMemoryBytes - end;
-    if (!queue.empty() && (full || queue.size() > kQuarantine)) {
-      const std::uintptr_t at = queue.front();
-      queue.pop_front();
-      mark_gone(at, room, kNobodys);  // it may have been larger
+    // Once all addresses have been given out, any freed allocation that is large enough.
+    const auto from = freed.lower_bound(room), to = full ? freed.end() : freed.upper_bound(room);
+    for (auto queue = from; queue != to; ++queue) {
+      if (queue->second.size() <= (full ? 0 : kQuarantine)) continue;
+      const std::uintptr_t at = queue->second.front();
+      queue->second.pop_front();
+      mark_gone(at, queue->first, kNobodys);  // it may have been larger
       return at;
     }
     if (full) throw RunError("out of memory: the emulator has 16 GiB of device memory; use a smaller model");
@@ -81,22 +89,18 @@ Heap& heap() {
   return *kHeap;
 }
 
-// The host has waited for the stream.
-void free_without_stream(std::uintptr_t at, std::size_t bytes) noexcept {
-  mark_gone(at, bytes, kFreed);
-  allow_host(reinterpret_cast<void*>(at), bytes);
-  heap().all[at].freed = true;
-  heap().freed[room_for(bytes)].push_back(at);
-}
-
 void free_now(std::uintptr_t at, std::size_t bytes) {
   BadAccess bad;
   bad.self = {.task = running().id};
   bad.fault = check_free(at, bytes, bad.self, bad);
-  free_without_stream(at, bytes);
-  if (bad.fault == Fault::kNone) return;
+  mark_gone(at, bytes, kFreed);
+  heap().freed[room_for(bytes)].push_back(at);
+  const struct Freed {  // at the end: what is thrown tells of it as it was
+    Allocation& allocation;
+    ~Freed() { allocation.freed = true; }
+  } freed{heap().all[at]};
   bad.address = at, bad.bytes = bytes, bad.writes = true;
-  throw_bad_access(bad);
+  if (bad.fault != Fault::kNone) throw_bad_access(bad);
 }
 
 // The allocation at or before an address; null if there is none.
@@ -145,6 +149,7 @@ std::byte* allocate(std::size_t bytes, Stream& stream) {
   emu::mark_live(at, bytes);
   emu::heap().all[at] = {bytes, cpu::allocation_task(stream).id, false};
   auto* const data = reinterpret_cast<std::byte*>(at);
+  emu::allow_host(data, bytes);
   if (bytes <= emu::kFilled) std::memset(data, 0xff, bytes);  // NaN, and -1
   emu::keep_host_from(data, bytes);
   return data;
@@ -155,7 +160,7 @@ void release(std::byte* data, std::size_t bytes, Stream& stream) noexcept {
   if (cpu::exists(stream)) {
     cpu::enqueue_free(stream, [at, bytes] { emu::free_now(at, bytes); });
   } else {
-    emu::free_without_stream(at, bytes);
+    cpu::keep_errors_of([&] { emu::run_on_host(emu::kFree, [&] { emu::free_now(at, bytes); }); });
   }
 }
 

@@ -1,11 +1,14 @@
 #include "common/device/emu/observe.h"
 
-#include <cstdlib>
+#include <fmt/core.h>
+
+#ifdef REF5D_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include <string>
 
-#include "common/device/cpu/executor.h"
 #include "common/device/emu/block.h"
-#include "common/device/error.h"
 
 namespace ref5d::emu {
 namespace {
@@ -22,35 +25,7 @@ void touch_rows(const void* at, std::size_t row_bytes, std::int64_t rows, std::s
   }
 }
 
-std::uint64_t seed_from_environment() {
-  const char* const text = std::getenv("REF5D_EMU_SEED");
-  if (text == nullptr || *text == '\0') return 0;
-  char* end = nullptr;
-  const std::uint64_t value = std::strtoull(text, &end, 10);
-  if (*end != '\0' || *text < '0' || *text > '9')
-    throw InputError("REF5D_EMU_SEED is \"" + std::string(text) + "\"; set it to a whole number, 0 for everything in order");
-  return value;
-}
-
-struct Order {
-  std::uint64_t seed = seed_from_environment();
-  TaskId begin = 0;  // the first task under this seed
-};
-Order& current_order() {
-  static Order order;
-  return order;
-}
-
 }  // namespace
-
-std::uint64_t seed() { return current_order().seed; }
-std::uint64_t draw_for_launch() {
-  return Random(current_order().seed + (running().id - current_order().begin) * 0x100000001B3u).next();
-}
-void set_seed(std::uint64_t seed) {
-  current_order() = {seed, next_task()};
-  cpu::set_order_seed(seed);
-}
 
 void device_reads(const void* at, std::size_t row_bytes, std::int64_t rows, std::size_t pitch) {
   touch_rows(at, row_bytes, rows, pitch, Use::kRead);
@@ -58,17 +33,50 @@ void device_reads(const void* at, std::size_t row_bytes, std::int64_t rows, std:
 void device_writes(const void* at, std::size_t row_bytes, std::int64_t rows, std::size_t pitch) {
   touch_rows(at, row_bytes, rows, pitch, Use::kWrite);
 }
-// AddressSanitizer takes the place of the library's functions, which the compiler would call for a loop, but knows no assembly.
-void move_bytes(void* to, const void* from, std::size_t bytes) {
+namespace {
+// Of a copy's end that is the host's. (Of device memory the emulator knows itself.)
+void check_host([[maybe_unused]] const void* at, [[maybe_unused]] std::size_t bytes) {
+#ifdef REF5D_ASAN
+  const auto address = reinterpret_cast<std::uintptr_t>(at);
+  if (address - kMemory < kMemoryBytes || __asan_region_is_poisoned(const_cast<void*>(at), bytes) == nullptr) return;
+  throw EmulatorError(Fault::kOutOfBounds,
+                      fmt::format("out of bounds in a copy: {} bytes of the host's memory, of which not all are allocated "
+                                  "(REF5D_EMU_SEED={})",
+                                  bytes, seed()));
+#endif
+}
+}  // namespace
+
+// AddressSanitizer takes the place of the library's functions, which the compiler would call for a plain loop.
+#ifdef __x86_64__
+static void move(void* to, const void* from, std::size_t bytes) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 void zero_bytes(void* to, std::size_t bytes) { asm volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(0) : "memory"); }
+#else
+static void move(void* to, const void* from, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = static_cast<const char*>(from)[i];
+}
+void zero_bytes(void* to, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = 0;
+}
+#endif
+
+void move_bytes(void* to, const void* from, std::size_t bytes) {
+  check_host(to, bytes);
+  check_host(from, bytes);
+  move(to, from, bytes);
+}
+
+void run_on_host(const std::string& name, const std::function<void()>& work) {
+  static auto* const kHost = new StreamClock("host");
+  const Running now(kHost->enqueue(name));
+  work();
+  kHost->host_waited();  // what is enqueued from now on comes later
+}
 
 void host_reads(const void* at, std::size_t bytes) {
-  static auto* const kHost = new StreamClock("host");
-  const Running now(kHost->enqueue("copy to host"));
-  device_reads(at, bytes);
-  kHost->host_waited();  // what is enqueued from now on comes later
+  run_on_host("copy to host", [=] { device_reads(at, bytes); });
 }
 
 }  // namespace ref5d::emu

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/device/emu/memory_map.h"
+
 namespace ref5d::emu {
 namespace {
 
@@ -68,7 +70,7 @@ struct Rules {
   }
 
   static bool same_thread(const Access& a, const Access& b) { return same_block(a, b) && a.thread == b.thread; }
-  static bool same_warp(const Access& a, const Access& b) { return same_block(a, b) && a.thread / 32 == b.thread / 32; }
+  static bool same_warp(const Access& a, const Access& b) { return same_block(a, b) && a.thread / kWarp == b.thread / kWarp; }
 
   // Whoever is before the new read in every order need not be remembered: what collides with it collides with the new one. Of
   // those that remain two of one task are enough, of different warps if there are: any thread that writes is unordered with one
@@ -164,7 +166,9 @@ Fault touch_range(std::uintptr_t address, std::size_t bytes, Use use, const Acce
 
 // To zeros, as they are at first. Those of a large range are given back.
 void clear_cells(std::uintptr_t begin, std::size_t bytes) {
-  constexpr std::size_t kPage = 4096, kLarge = 4 << 20;
+  constexpr std::size_t kPage = 4096, kLarge = 4 << 20, kManyBytes = 64 << 10;
+  if (bytes >= kManyBytes)  // 64 times as much, if anybody has touched parts of words
+    madvise(byte_cells() + (begin - kMemory), bytes / 64 * kPage, MADV_DONTNEED);
   Cell* const first = word_cells() + (begin - kMemory) / 4;
   const std::size_t words = (bytes + 3) / 4;
   if (bytes < kLarge) {

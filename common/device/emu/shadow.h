@@ -46,8 +46,6 @@ void mark_gone(std::uintptr_t begin, std::size_t bytes, std::uint8_t state);
 enum class Use { kRead, kWrite, kAtomic };
 // `self` touches the range. What is wrong with it, or kNone; then `other` is whom it collides with.
 [[nodiscard]] Fault touch(std::uintptr_t address, std::size_t bytes, Use use, const Access& self, BadAccess& bad);
-// The task that allocated the memory at `address`.
-[[nodiscard]] TaskId allocated_by(std::uintptr_t address);
 // Whether everything that was done to the range comes before the running task; otherwise `bad` says who collides.
 [[nodiscard]] Fault check_free(std::uintptr_t begin, std::size_t bytes, const Access& self, BadAccess& bad);
 

@@ -7,18 +7,13 @@
 #include "common/device/emu/kernel_emu.h"
 
 namespace ref5d::emu {
-namespace {
-
-constexpr unsigned kWarp = 32;
-
-}  // namespace
-
 std::uint64_t Block::warp(const WarpOperation& operation, const Site& site) {
   Thread& self = *current_thread;
+  if (++self.accesses % kStretch == 0) after_stretch();
   const unsigned lane = self.self.thread % kWarp;
   if ((operation.mask >> lane & 1u) == 0) {
     std::string what = fmt::format("lane {} calls an operation of its warp whose mask {:#010x} leaves it out, at {}", lane,
-                                   operation.mask, describe_line(site.pc));
+                                   operation.mask, site.describe());
     fail(Fault::kMissingLane, std::move(what));
   }
   self.operation = operation;
@@ -53,7 +48,7 @@ bool Block::complete_warp_operation(Thread& last) {
         const auto source = static_cast<unsigned>(t.operation.source);
         if ((mask >> source & 1u) == 0) {
           std::string what = fmt::format("thread {} takes the value of lane {}, which the mask {:#010x} leaves out, at {}",
-                                         +t.self.thread, source, mask, describe_line(t.site.pc));
+                                         +t.self.thread, source, mask, t.site.describe());
           fail(Fault::kMissingLane, std::move(what));
         }
         t.operation.result = threads_[first + source].operation.value;

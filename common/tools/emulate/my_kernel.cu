@@ -11,9 +11,12 @@
 //   #include <cuda_runtime.h>                    #include "common/device/launch.h"
 //   __shared__ float tile[32][33];               the same
 //   extern __shared__ float rows[];              float* rows = dynamic_shared<float>();
-//   dim3 block(32, 8); threadIdx.y               blocks have one dimension: 256 threads, threadIdx.x / 32. Grids may have three
+//   dim3 block(32, 8); threadIdx.y               blocks have one dimension: 256 threads, threadIdx.x / 32. Grids may have
+//   three.
+//                                                (Block(32, 8) would be 32 threads and 8 bytes of dynamic shared memory)
 //   kernel<<<grid, block, bytes, stream>>>(x)    launch<kernel>(stream, Grid(x, y, z), Block(threads, bytes), x)
 //   cudaMalloc, cudaMemcpy                       Buffer, copy_to_device, copy_to_host
+//   float4, __half, __device__ float table[8]    a struct of one's own, bf16 (common/device/bf16.h), memory that the host fills
 //   cudaDeviceSynchronize()                      stream.synchronize()
 //
 // What is wrong is thrown at the host's next wait, as an EmulatorError: by synchronize or by copy_to_host.
