@@ -8,8 +8,8 @@
 
 namespace ref5d {
 
-// The __global__ functions in this build's .cu files under `root`/common/kernels, by the names that profiles give them ("add"
-// for add_kernel). InputError if the folder is not there.
+// The __global__ functions in this build's .cu files under `root`/common/kernels and in the lessons' folders, by the names that
+// profiles give them ("add" for add_kernel). InputError if the folder is not there.
 [[nodiscard]] std::set<std::string> kernels_in_source(const std::string& root);
 
 // What the cases launch, without template arguments.

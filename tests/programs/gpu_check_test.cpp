@@ -115,12 +115,28 @@ TEST(GpuCheck, BuildsForTheGpusThatArePresent) {
 
 TEST(GpuCheck, WithoutAGpuItSaysSo) {
   const StandIns tools;
-  tools.put("nvidia-smi", "exit 9");
+  tools.put("nvidia-smi", "echo NVIDIA-SMI has failed; exit 9");
   const Outcome run = tools.run({"GPU_CHECK_MODE=cuda"});
   EXPECT_EQ(run.exit_status, kExitBadInput) << run.description();
   EXPECT_TRUE(run.err.starts_with("gpu-check: no GPU found")) << run.err;
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
   EXPECT_EQ(run.out, "");
+}
+
+TEST(GpuCheck, WhatTheTimeDoesNotAllowIsNotRun) {
+  if (Device::mode() != "cpu") GTEST_SKIP() << "tries the script on the CPU's build";
+  const StandIns tools;
+  tools.put("make", "echo made");
+  tools.put("g++", "exit 0");
+  const Outcome run = tools.run({"GPU_CHECK_MODE=cpu", "GPU_CHECK_LIMIT=0"});
+  EXPECT_EQ(run.exit_status, kExitCheckFailed) << run.description();
+  EXPECT_EQ(steps_of(tools.report()).at("build").result, "not run");
+}
+
+TEST(GpuCheck, AnotherModeIsRefused) {
+  const Outcome run = StandIns().run({"GPU_CHECK_MODE=emu"});
+  EXPECT_EQ(run.exit_status, kExitBadInput) << run.description();
+  EXPECT_EQ(run.err, "gpu-check: GPU_CHECK_MODE is emu; it can be cpu, or unset\n");
 }
 
 }  // namespace
