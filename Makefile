@@ -3,7 +3,7 @@
 # make test       builds and runs all tests, the emulator's too; the last line is "N passed, N failed"
 # make test MODE=emu SEED=7   the unit tests under the emulator, but for some that would take it minutes, in a seed's order
 # make test-fast  the tests without the programs' and the emulator's
-# make bench      speed: tokens/s, GFLOP/s, time by kernel
+# make bench      speed: tokens/s, GFLOP/s, time by kernel; each operation beside what memory or multipliers allow
 # make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
 # make clean
@@ -186,6 +186,9 @@ test-fast: deps
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
 	$(BUILD)/bench
+ifneq ($(MODE),emu)
+	$(BUILD)/kernels --bench
+endif
 
 gpu-check:
 	@common/tools/gpu_check
