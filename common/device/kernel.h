@@ -1,6 +1,6 @@
 // The vocabulary that kernels are written in. A kernel includes this file and is plain CUDA C++; it never assumes how
-// many threads run it, so the same source is compiled for every MODE (see common/docs/decisions.md): by nvcc for the GPU, by g++ with one
-// thread per block and a warp of one, and by g++ with a GPU's geometry for the emulator (common/docs/emulator.md).
+// many threads run it, so the same source is compiled for every MODE (see common/docs/decisions.md): by nvcc for the GPU, by
+// g++ with one thread per block and a warp of one, and by g++ with a GPU's geometry for the emulator (common/docs/emulator.md).
 //
 //   for (auto i : grid_range(n))      every index once over the whole grid; contiguous per block on the CPU
 //   for (i = threadIdx.x; i < n; i += blockDim.x)   every index once over a block (vectorises on the CPU)
