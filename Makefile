@@ -29,7 +29,7 @@ EMULATED := $(if $(filter emu,$(MODE)),$(patsubst common/tools/emulate/%.cu,emul
 OWN := $(if $(filter emu,$(MODE)),cpu) $(MODE)
 library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp common/tools/emulate/% \
   $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
-  $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/%), \
+  $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/% common/comm/$(m)/%), \
   $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
 LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
@@ -39,6 +39,9 @@ TEST_GROUPS := unit
 endif
 PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
+# The parallel tests run on each of these numbers of ranks.
+RANKS := 1 2 3 4 5 8 16
+TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(RANKS:%=$(t)@%),$(t)))
 
 CXX := mpicxx
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Werror
@@ -172,16 +175,16 @@ test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
-	@tests/run $(TESTS) build/emu/tests/emulator
+	@tests/run $(TEST_RUNS) build/emu/tests/emulator
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))'
 else
-	@tests/run $(TESTS)
+	@tests/run $(TEST_RUNS)
 endif
 
 test-fast: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(filter-out %/programs,$(TESTS))
-	@tests/run $(filter-out %/programs,$(TESTS))
+	@tests/run $(filter-out %/programs,$(TEST_RUNS))
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all

@@ -59,9 +59,11 @@ void order(Stream& earlier, Stream& later);
 void host_task(Stream& stream, const std::string& name, std::function<void()> task);
 
 // Copies. copy_to_device from ordinary memory: the source may be reused at once. copy_pinned_to_device is asynchronous:
-// the source (a PinnedBuffer) must stay unchanged until the stream has passed. copy_to_host returns when the data is there.
+// the source (a PinnedBuffer) must stay unchanged until the stream has passed. copy_to_pinned is asynchronous, too: the data is
+// in the PinnedBuffer once the stream has passed. copy_to_host returns when the data is there.
 void copy_to_device(Stream& stream, void* to, const void* from, std::size_t bytes);
 void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size_t bytes);
+void copy_to_pinned(Stream& stream, void* to, const void* from, std::size_t bytes);
 void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes);
 void copy_on_device(Stream& stream, void* to, const void* from, std::size_t bytes);
 void fill_zero(Stream& stream, void* to, std::size_t bytes);

@@ -26,6 +26,14 @@ void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size
   });
 }
 
+void copy_to_pinned(Stream& stream, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  cpu::enqueue(stream, "copy to host", [=] {
+    emu::device_reads(from, bytes);
+    emu::move_bytes(to, from, bytes);
+  });
+}
+
 void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes) {
   stream.synchronize();
   if (bytes == 0) return;

@@ -126,6 +126,9 @@ void copy_to_device(Stream& stream, void* to, const void* from, std::size_t byte
 void copy_pinned_to_device(Stream& stream, void* to, const void* from, std::size_t bytes) {
   copy(stream, "copy to device", to, from, bytes, cudaMemcpyHostToDevice);
 }
+void copy_to_pinned(Stream& stream, void* to, const void* from, std::size_t bytes) {
+  copy(stream, "copy to host", to, from, bytes, cudaMemcpyDeviceToHost);
+}
 void copy_to_host(Stream& stream, void* to, const void* from, std::size_t bytes) {
   copy(stream, "copy to host", to, from, bytes, cudaMemcpyDeviceToHost);
   stream.synchronize();

@@ -1,0 +1,53 @@
+// The ranks as a mesh with named axes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/comm/communicator.h"
+
+namespace ref5d {
+
+// From slowest to fastest: tp neighbours are next to each other, so they share a node. dp is edp x ep.
+inline constexpr std::array kAxes = {"pp", "edp", "ep", "cp", "tp"};
+
+struct MeshSizes {
+  std::int64_t pp = 1, edp = 1, ep = 1, cp = 1, tp = 1;
+  [[nodiscard]] std::int64_t ranks() const { return pp * edp * ep * cp * tp; }
+};
+
+class Mesh {
+ public:
+  // The world's ranks `ranks`, this one among them, as many as the sizes' product. (Meshes on disjoint ranks can work side by
+  // side.) All ranks of the mesh build it, and its communicators, in the same order.
+  Mesh(const MeshSizes& sizes, std::vector<int> ranks);
+
+  // The communicator along an axis ("tp", "dp") or a product ("dp*cp"), made when it is first asked for: the ranks that differ
+  // from this one along those axes only, in the mesh's order. "world": all.
+  [[nodiscard]] Communicator& operator[](const std::string& axes);
+  // Two communicators that together make up an axis: `inner` neighbours, and the ranks with the same place among theirs. Named
+  // "dp/inner" and "dp/outer", after the axis. inner divides the axis.
+  [[nodiscard]] std::pair<Communicator*, Communicator*> split(const std::string& axes, int inner);
+
+  [[nodiscard]] std::int64_t size(const std::string& axis) const;
+  // This rank's place along it.
+  [[nodiscard]] std::int64_t coordinate(const std::string& axis) const;
+  [[nodiscard]] const Group& everyone() const { return everyone_; }
+  // Axis and size, slowest first, for reports.
+  [[nodiscard]] std::vector<std::pair<std::string, std::int64_t>> sizes() const;
+
+ private:
+  [[nodiscard]] std::vector<int> ranks_along(unsigned axes) const;
+
+  std::array<std::int64_t, kAxes.size()> sizes_{};
+  std::array<std::int64_t, kAxes.size()> coordinates_{};
+  Group everyone_;
+  std::map<std::string, std::unique_ptr<Communicator>> communicators_;
+};
+
+}  // namespace ref5d

@@ -1,0 +1,56 @@
+// Compares the order in which ranks call for communication (--check-order).
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/comm/group.h"
+
+namespace ref5d {
+
+// Two ranks must make the calls that concern both in the same order, over all their communicators together: MPI would pair the
+// wrong messages, and NCCL would hang. So each tells every other rank of a communicator of each call, when the host makes it,
+// and compares what it hears with its own calls, one by one. A disagreement is an error that names both calls, while nobody
+// waits yet.
+class OrderLedger {
+ public:
+  void enable(bool on) { on_ = on; }
+  [[nodiscard]] bool on() const { return on_; }
+  // The host makes a call. Throws RunError if a peer made another one in its place.
+  void called(const Group& group, const std::string& axis, const std::string& op, std::int64_t count, const std::string& dtype);
+  // Looks for what peers have told; throws likewise.
+  void compare();
+  // At the end of a run, on all ranks: RunError if some rank has made calls that its peer has not.
+  void finish(const Group& everyone);
+
+ private:
+  // As it travels.
+  struct Notice {
+    std::array<char, 16> axis{}, op{}, dtype{};
+    std::int64_t count = 0;
+    [[nodiscard]] std::string text() const;
+    friend bool operator==(const Notice&, const Notice&) = default;
+  };
+  struct Peer {
+    std::deque<Notice> mine, theirs;  // not yet compared
+    std::int64_t compared = 0;
+  };
+  struct Outgoing {
+    Notice notice;
+    MPI_Request request;
+  };
+  void compare_with(int rank, Peer& peer) const;
+
+  bool on_ = false;
+  std::map<int, Peer> peers_;  // by rank of the world
+  std::list<Outgoing> outgoing_;
+};
+
+}  // namespace ref5d

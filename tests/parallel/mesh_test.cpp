@@ -1,0 +1,215 @@
+#include "common/comm/mesh.h"
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "common/device/error.h"
+#include "tests/support/parallel_testing.h"
+
+#ifndef REF5D_CUDA
+#include "common/device/cpu/executor.h"
+#endif
+
+namespace ref5d::testing {
+namespace {
+
+class MeshTest : public ParallelTest {};
+
+// Every way of writing the world's size as pp x edp x ep x cp x tp.
+std::vector<MeshSizes> all_meshes(std::int64_t n) {
+  std::vector<MeshSizes> all;
+  for (std::int64_t pp = 1; pp <= n; ++pp)
+    for (std::int64_t edp = 1; pp * edp <= n; ++edp)
+      for (std::int64_t ep = 1; pp * edp * ep <= n; ++ep)
+        for (std::int64_t cp = 1; pp * edp * ep * cp <= n; ++cp)
+          for (std::int64_t tp = 1; pp * edp * ep * cp * tp <= n; ++tp)
+            if (pp * edp * ep * cp * tp == n) all.push_back({pp, edp, ep, cp, tp});
+  return all;
+}
+
+TEST_F(MeshTest, CoordinatesAndNeighbours) {
+  const int n = world().size();
+  for (const MeshSizes& s : all_meshes(n)) {
+    Mesh mesh(s, ranks_from(0, n));
+    std::int64_t rank = 0;
+    for (const char* axis : kAxes) {
+      EXPECT_EQ(mesh[axis].size(), mesh.size(axis));
+      EXPECT_EQ(mesh[axis].rank(), mesh.coordinate(axis));
+      rank = rank * mesh.size(axis) + mesh.coordinate(axis);
+    }
+    EXPECT_EQ(rank, world().rank());
+    EXPECT_EQ(mesh.size("dp"), s.edp * s.ep);
+    EXPECT_EQ(mesh["dp*cp"].size(), s.edp * s.ep * s.cp);
+    EXPECT_EQ(mesh["dp*cp"].rank(), mesh.coordinate("dp") * s.cp + mesh.coordinate("cp"));
+    EXPECT_EQ(mesh["world"].group().ranks, ranks_from(0, n));
+    if (s.tp > 1) {  // neighbours along tp are neighbours in the world
+      EXPECT_EQ(mesh["tp"].group().ranks[1], mesh["tp"].group().ranks[0] + 1);
+    }
+  }
+  EXPECT_THROW((void)dp_mesh()["no such"], std::logic_error);
+}
+
+TEST_F(MeshTest, SplitsAnAxisIntoNeighboursAndTheirLike) {
+  const int n = world().size(), me = world().rank();
+  for (int inner = 1; inner <= n; ++inner) {
+    Mesh mesh = dp_mesh();
+    if (n % inner != 0) {
+      EXPECT_THROW((void)mesh.split("dp", inner), std::logic_error);
+      continue;
+    }
+    const auto [near, far] = mesh.split("dp", inner);
+    EXPECT_EQ(near->size(), inner);
+    EXPECT_EQ(far->size(), n / inner);
+    EXPECT_EQ(near->group().ranks, ranks_from(me / inner * inner, (me / inner + 1) * inner));
+    EXPECT_EQ(far->group().ranks[0], me % inner);
+    EXPECT_EQ(near->axis(), "dp/inner");
+  }
+}
+
+// Sums over several axes that are in flight together, on streams of their own: each is right, in whatever order they end.
+void in_flight_together(std::uint64_t seed) {
+#ifndef REF5D_CUDA
+  cpu::set_order_seed(seed);
+#endif
+  const int n = world().size();
+  const std::vector<MeshSizes> meshes = all_meshes(n);
+  for (std::size_t i = 0; i < meshes.size(); i += 1 + meshes.size() / 8) {
+    Mesh mesh(meshes[i], ranks_from(0, n));
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::vector<std::pair<Tensor, double>> sums;
+    for (const char* axes : {"pp", "dp", "cp", "tp", "dp*cp", "edp*cp", "world"}) {
+      streams.push_back(std::make_unique<Stream>(axes));
+      Communicator& c = mesh[axes];
+      double expected = 0;
+      for (int r : c.group().ranks) expected += r + 1;
+      for (int round = 0; round < 3; ++round) {
+        const std::vector<double> mine(static_cast<std::size_t>(17 + round), world().rank() + 1.0);
+        const Tensor x = Tensor::from_host(HostTensor::from_doubles(mine, {17 + round}, Dtype::kFp64), Dtype::kFp64,
+                                           MemoryCategory::kWorkspace, *streams.back());
+        c.all_reduce(*streams.back(), x);
+        sums.emplace_back(x, expected);
+      }
+    }
+    device().synchronize();
+    for (const auto& [x, expected] : sums)
+      for (double v : x.to_doubles(device().compute())) EXPECT_EQ(v, expected);
+    sums.clear();
+  }
+#ifndef REF5D_CUDA
+  cpu::set_order_seed(0);
+#endif
+}
+
+TEST_F(MeshTest, OperationsInFlightOnSeveralAxes) { in_flight_together(0); }
+TEST_F(MeshTest, LateCompletionUnderSeeds) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) in_flight_together(seed);
+}
+
+// One communicator, two streams: its operations start as they were enqueued, whatever the streams do.
+TEST_F(MeshTest, P57_OneCommunicatorOnTwoStreams) {
+#ifndef REF5D_CUDA
+  for (std::uint64_t seed = 0; seed <= 10; ++seed) {
+    cpu::set_order_seed(seed);
+    Mesh mesh = dp_mesh();
+    Stream a("a"), b("b");
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 8; ++i) {
+      Stream& s = i % 2 == 0 ? a : b;
+      const std::vector<double> values(10, i + 10.0 * world().rank());
+      tensors.push_back(
+          Tensor::from_host(HostTensor::from_doubles(values, {10}, Dtype::kFp64), Dtype::kFp64, MemoryCategory::kWorkspace, s));
+      mesh["dp"].all_reduce(s, tensors.back());
+    }
+    device().synchronize();
+    const double n = world().size();
+    for (int i = 0; i < 8; ++i)
+      EXPECT_EQ(tensors[std::size_t(i)].to_doubles(device().compute())[3], n * i + 10 * n * (n - 1) / 2);
+    tensors.clear();
+  }
+  cpu::set_order_seed(0);
+#endif
+}
+
+TEST_F(MeshTest, MeshesSideBySide) {
+  const int n = world().size(), half = n / 2;
+  if (half == 0) return;
+  const bool low = world().rank() < half;
+  const std::vector<int> ranks = low ? ranks_from(0, half) : ranks_from(half, n);
+  Mesh mesh({.edp = static_cast<std::int64_t>(ranks.size())}, ranks);
+  const Tensor x = Tensor::from_host(HostTensor::from_doubles({1.0}, {1}, Dtype::kFp32), Dtype::kFp32,
+                                     MemoryCategory::kWorkspace, device().compute());
+  for (int i = 0; i < (low ? 1 : 3); ++i) mesh["dp"].all_reduce(device().compute(), x);
+  EXPECT_EQ(x.to_doubles(device().compute())[0], low ? half : std::pow(n - half, 3));
+}
+
+TEST_F(MeshTest, NodesFromRanksPerNode) {
+  std::vector<int> before;
+  for (int r = 0; r < world().size(); ++r) before.push_back(world().node(r));
+  world().set_ranks_per_node(2);
+  EXPECT_EQ(world().node_count(), (world().size() + 1) / 2);
+  const TrafficLedger::Phase phase(world().traffic(), "nodes");
+  Mesh mesh = dp_mesh();
+  const Tensor x = Tensor::zeros({2 * world().size()}, Dtype::kFp64, MemoryCategory::kWorkspace, device().compute());
+  mesh["dp"].all_gather(device().compute(), x, x.rows(2 * world().rank(), 2 * world().rank() + 2));
+  device().synchronize();
+  const bool paired = (world().rank() ^ 1) < world().size();
+  EXPECT_EQ(world().traffic().total("", "", "nodes").between_nodes, 16 * (world().size() - (paired ? 2 : 1)));
+  world().set_ranks_per_node(world().size());
+}
+
+class OrderTest : public ParallelTest {};
+
+TEST_F(OrderTest, P57_AgreementIsQuiet) {
+  world().order().enable(true);
+  Mesh mesh = dp_mesh();
+  const Tensor x = Tensor::zeros({5}, Dtype::kFp32, MemoryCategory::kWorkspace, device().compute());
+  for (int i = 0; i < 4; ++i) {
+    mesh["dp"].all_reduce(device().compute(), x);
+    mesh["world"].broadcast(device().compute(), x, 0);
+  }
+  device().synchronize();
+  EXPECT_NO_THROW(world().order().finish(world().everyone()));
+  world().order() = OrderLedger();
+}
+
+// The calls are entered, but not made: what would hang must not hang the test.
+TEST_F(OrderTest, P57_DisagreementNamesBothCalls) {
+  if (world().size() == 1) return;
+  world().order().enable(true);
+  Mesh mesh = dp_mesh();
+  const Group& dp = mesh["dp"].group();
+  std::string message;
+  try {
+    world().order().called(dp, "dp", "all_reduce", 10, "fp32");
+    if (world().rank() == 0) {
+      world().order().called(dp, "tp", "all_gather", 20, "bf16");
+    } else {
+      world().order().called(dp, "dp*cp", "all_reduce", 20, "bf16");
+    }
+    for (int i = 0; i < 5000; ++i) {
+      world().order().compare();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  } catch (const RunError& e) {
+    message = e.what();
+  }
+  if (world().rank() <= 1) {
+    EXPECT_NE(message.find("call 2"), std::string::npos) << message;
+    EXPECT_NE(message.find("all_gather of 20 x bf16 over tp"), std::string::npos) << message;
+    EXPECT_NE(message.find("all_reduce of 20 x bf16 over dp*cp"), std::string::npos) << message;
+  }
+  barrier_on_host(dp);
+  world().order() = OrderLedger();
+  for (int found = 1; found != 0;) {  // the notices that nobody has looked at
+    const int tag = static_cast<int>(ReservedTag::kOrder);
+    char notice[256];
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+    if (found != 0) MPI_Recv(notice, sizeof(notice), MPI_BYTE, MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
+}
+
+}  // namespace
+}  // namespace ref5d::testing
