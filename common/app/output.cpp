@@ -76,8 +76,15 @@ void check_output_paths(const Options& o) {
   if (!o.save.empty()) check_save_folder(o.save);
 }
 
-RunOutputs::RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch)
-    : trainer_(trainer), options_(options) {
+std::vector<TraceSpan> profiled_spans(int rank) {
+  std::vector<TraceSpan> spans;
+  for (const Span& s : device().profiler().spans())
+    spans.push_back({rank, s.stream, s.name, s.start_us, s.duration_us, "", {}});
+  return spans;
+}
+
+RunOutputs::RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch, bool writes)
+    : trainer_(trainer), options_(options), writes_(writes) {
   if (!options.dump.empty()) dump_.emplace(trainer, data, global_batch, options.dump_level == "full");
   if (!options.trace.empty()) device().profiler().start();
 }
@@ -91,21 +98,23 @@ void RunOutputs::finish(const RunRecord& record) {
   if (!options_.trace.empty()) {
     device().synchronize();
     device().profiler().stop();
-    std::vector<TraceSpan> spans;
-    for (const Span& s : device().profiler().spans()) spans.push_back({0, s.stream, s.name, s.start_us, s.duration_us, "", {}});
-    write_trace(options_.trace, spans);
+    std::vector<TraceSpan> spans = profiled_spans(0);
+    if (gather_spans) spans = gather_spans(spans);
+    if (writes_) write_trace(options_.trace, spans);
   }
   if (dump_) {
     const GptConfig& c = trainer_.gpt().config();
-    write_safetensors(options_.dump, dump_->finish(record.losses()),
-                      {{"format", "pt"},
-                       {"program", "ref5d"},
-                       {"version", kVersion},
-                       {"model", c.preset},
-                       {"dtype", dtype_name(options_.dtype)},
-                       {"seed", std::to_string(options_.seed)}});
+    const NamedTensors& tensors = dump_->finish(record.losses());
+    if (writes_)
+      write_safetensors(options_.dump, tensors,
+                        {{"format", "pt"},
+                         {"program", "ref5d"},
+                         {"version", kVersion},
+                         {"model", c.preset},
+                         {"dtype", dtype_name(options_.dtype)},
+                         {"seed", std::to_string(options_.seed)}});
   }
-  if (!options_.save.empty()) save(trainer_, options_.save);
+  if (!options_.save.empty()) save(trainer_, options_.save, writes_);
 }
 
 std::string RunOutputs::sample() const {

@@ -1,9 +1,11 @@
 // What a program leaves behind: dumps, traces, checkpoints, the report.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "common/app/options.h"
+#include "common/io/trace.h"
 #include "common/train/dump.h"
 #include "common/train/run_record.h"
 #include "common/train/trainer.h"
@@ -17,18 +19,25 @@ void check_output_paths(const Options& options);
 // Follows a run: dumps the first step and the end, records the trace, saves the checkpoint, generates the sample.
 class RunOutputs {
  public:
-  RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch);
+  // Of a run over several ranks all construct it and make the same calls; one of them `writes`.
+  RunOutputs(Trainer& trainer, const Dataset& data, const Options& options, std::int64_t global_batch, bool writes = true);
   // Call after every step (0-based), while its gradients are still there.
   void after_step(std::int64_t step, const StepResult& result);
   void finish(const RunRecord& record);
+  // For traces of several ranks: all ranks' spans from this one's.
+  std::function<std::vector<TraceSpan>(const std::vector<TraceSpan>&)> gather_spans;
   // The text that --sample asks for, under a line that says what it is; empty without.
   [[nodiscard]] std::string sample() const;
 
  private:
   Trainer& trainer_;
   const Options& options_;
+  bool writes_;
   std::optional<DumpingRun> dump_;
 };
+
+// What the profiler has seen since it was started, as this rank's spans.
+[[nodiscard]] std::vector<TraceSpan> profiled_spans(int rank);
 
 // A report with its head filled in.
 [[nodiscard]] Report new_report(const std::string& program, const Options& options, const GptConfig& model);

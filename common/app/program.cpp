@@ -19,13 +19,6 @@ namespace ref5d {
 
 namespace {
 
-// If stderr is closed, the exit status must do.
-int report_error(const std::string& name, const char* message, int status) {
-  std::fflush(stdout);
-  std::fputs(error_line(name, message).c_str(), stderr);
-  return status;
-}
-
 // OpenMP's threads spin while they wait, by default so long that whoever shares the cores starves (beside two busy programs on
 // two cores a step of the tiny model took 3263 ms); without spinning every kernel pays for waking a thread (71 ms a step on
 // idle cores). A short spin takes 17 ms and 46 ms. The runtime reads this from the environment before main, so the program
@@ -46,19 +39,37 @@ int number_from_environment(const char* variable) {
   return result.ec == std::errc() && result.ptr == digits.data() + digits.size() ? value : -1;
 }
 
-// The cores this process may use, or what OMP_NUM_THREADS asks for.
-int thread_count() {
-  const int asked = number_from_environment("OMP_NUM_THREADS");
-  return asked > 0 ? std::min(asked, 1024) : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 // What has not reached stdout by now never will.
 int flushed(const std::string& name, int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-  return report_error(name, "cannot write to stdout: the disk is full or the reader is gone", kExitBroken);
+  return report_failure(name, {kExitBroken, "cannot write to stdout: the disk is full or the reader is gone"});
 }
 
 }  // namespace
+
+int threads_per_process(int processes) {
+  const int asked = number_from_environment("OMP_NUM_THREADS");
+  return asked > 0 ? std::min(asked, 1024) : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / processes);
+}
+
+Failure current_failure() {
+  try {
+    throw;
+  } catch (const InputError& e) {
+    return {kExitBadInput, e.what()};
+  } catch (const std::bad_alloc&) {
+    return {kExitBroken, "out of memory on the host; use a smaller model or micro-batch"};
+  } catch (const std::exception& e) {
+    return {kExitBroken, e.what()};
+  }
+}
+
+// If stderr is closed, the exit status must do.
+int report_failure(const std::string& name, const Failure& failure) {
+  std::fflush(stdout);
+  std::fputs(error_line(name, failure.message).c_str(), stderr);
+  return failure.status;
+}
 
 std::string error_line(const std::string& program, std::string_view message) {
   constexpr std::size_t kMost = 2000;
@@ -74,14 +85,10 @@ int run_program(const std::string& name, char** argv, const std::function<int()>
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), which AtomicFile reports
   try {
-    device().set_threads(thread_count());
+    device().set_threads(threads_per_process(1));
     return flushed(name, body());
-  } catch (const InputError& e) {
-    return report_error(name, e.what(), kExitBadInput);
-  } catch (const std::bad_alloc&) {
-    return report_error(name, "out of memory on the host; use a smaller model or micro-batch", kExitBroken);
-  } catch (const std::exception& e) {
-    return report_error(name, e.what(), kExitBroken);
+  } catch (...) {
+    return report_failure(name, current_failure());
   }
 }
 

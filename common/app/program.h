@@ -13,6 +13,18 @@ namespace ref5d {
 // exception, with one line on stderr that starts with the program's name.
 [[nodiscard]] int run_program(const std::string& name, char** argv, const std::function<int()>& body);
 
+// What the exception that is being handled ends a program with. To be called in a catch block.
+struct Failure {
+  int status;
+  std::string message;
+};
+[[nodiscard]] Failure current_failure();
+// Prints its line on stderr and returns the status.
+int report_failure(const std::string& name, const Failure& failure);
+
+// The cores that each of `processes` on this machine may use, or what OMP_NUM_THREADS asks for.
+[[nodiscard]] int threads_per_process(int processes);
+
 // "PROGRAM: MESSAGE" and a newline, as one line whatever the message quotes, and of a length that can be read.
 [[nodiscard]] std::string error_line(const std::string& program, std::string_view message);
 

@@ -28,11 +28,13 @@ void check_memory(const Options& o, const GptConfig& model) {
                   (state + logits) / 0x1p30, state / 0x1p30, logits / 0x1p30, memory / 0x1p30));
 }
 
-void check_batch(const Options& o, const GptConfig& model) {
-  const double tokens = static_cast<double>(o.micro_batch) * static_cast<double>(o.grad_accum) * static_cast<double>(model.seq);
+void check_batch(const Options& o, const GptConfig& model, std::int64_t replicas) {
+  const double tokens = static_cast<double>(o.micro_batch) * static_cast<double>(o.grad_accum) *
+                        static_cast<double>(model.seq) * static_cast<double>(replicas);
   if (tokens <= std::numeric_limits<std::int32_t>::max()) return;
-  throw InputError(fmt::format("--micro-batch {} x --grad-accum {} x --seq {} are {:.3g} tokens per step; use less than 2^31",
-                               o.micro_batch, o.grad_accum, model.seq, tokens));
+  const std::string times = replicas == 1 ? "" : fmt::format(" x {} replicas", replicas);
+  throw InputError(fmt::format("--micro-batch {} x --grad-accum {} x --seq {}{} are {:.3g} tokens per step; use less than 2^31",
+                               o.micro_batch, o.grad_accum, model.seq, times, tokens));
 }
 
 void check_gemm(const Options& o) {
@@ -83,9 +85,9 @@ DatasetOptions dataset_options(const Options& o, const GptConfig& model) {
   return {o.data, o.documents, model.seq, model.vocab, static_cast<std::uint64_t>(o.seed)};
 }
 
-TrainerOptions trainer_options(const Options& o, const GptConfig& model) {
+TrainerOptions trainer_options(const Options& o, const GptConfig& model, std::int64_t replicas) {
   check_gemm(o);
-  check_batch(o, model);
+  check_batch(o, model, replicas);
   if (Device::mode() != "cuda") check_memory(o, model);
   TrainerOptions t;
   t.model = model;
@@ -100,7 +102,7 @@ TrainerOptions trainer_options(const Options& o, const GptConfig& model) {
   t.optimizer.adamw.weight_decay = o.weight_decay;
   t.optimizer.clip = o.clip;
   t.micro_batch = o.micro_batch;
-  t.global_batch = o.micro_batch * o.grad_accum;
+  t.global_batch = o.micro_batch * o.grad_accum * replicas;
   t.gemm = o.gemm == "hand" ? GemmKind::kHand : o.gemm == "tensor-core" ? GemmKind::kTensorCore : GemmKind::kBlas;
   t.attention = o.attention == "naive" ? AttentionKind::kNaive : AttentionKind::kFlash;
   t.recompute = o.recompute == "full"        ? Recompute::kFull

@@ -9,7 +9,7 @@ namespace ref5d {
 // The preset with its overrides, checked. InputError if the shape is impossible.
 [[nodiscard]] GptConfig model_config(const Options& options);
 [[nodiscard]] DatasetOptions dataset_options(const Options& options, const GptConfig& model);
-// A single-device run of these options: micro_batch x grad_accum sequences per step.
-[[nodiscard]] TrainerOptions trainer_options(const Options& options, const GptConfig& model);
+// A single-device run of these options: micro_batch x grad_accum sequences per step for each of the replicas.
+[[nodiscard]] TrainerOptions trainer_options(const Options& options, const GptConfig& model, std::int64_t replicas = 1);
 
 }  // namespace ref5d

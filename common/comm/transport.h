@@ -42,6 +42,7 @@ class Transport {
 // The backend that the communicators built from now on have: MPI unless something else is said (mesh.h chooses).
 using TransportMaker = std::unique_ptr<Transport> (*)(const Group&, const void* key);
 void set_transport_maker(TransportMaker maker);
-[[nodiscard]] TransportMaker transport_maker();
+// Whether what is sent is counted at the sends, and not taken from a formula.
+[[nodiscard]] bool transport_counts_wire();
 
 }  // namespace ref5d

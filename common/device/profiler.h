@@ -20,6 +20,8 @@ class Profiler {
   void start();  // forgets what it had
   void stop();
   [[nodiscard]] bool on() const { return on_; }
+  // When it was started.
+  [[nodiscard]] std::chrono::steady_clock::time_point origin() const { return origin_; }
   void add(const std::string& stream, const std::string& name, std::chrono::steady_clock::time_point begin,
            std::chrono::steady_clock::time_point end);
   void add_us(const std::string& stream, const std::string& name, double start_us, double duration_us);

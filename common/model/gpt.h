@@ -42,6 +42,9 @@ class Gpt {
   // elsewhere counts half.)
   void keep(const std::vector<Units>& here);
 
+  [[nodiscard]] std::int64_t unit_count() const { return config_.layers + 2; }
+  // Those that a unit uses: a tied weight is in two.
+  [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters_of(std::int64_t unit) const;
   // Each parameter once (a tied weight too), in forward order.
   [[nodiscard]] std::vector<Parameter*> parameters() const;
   // Allocates and fills the storage of one after the other; `filled` is called with each before the next is allocated.
@@ -62,9 +65,6 @@ class Gpt {
   std::vector<UnitHooks*> hooks;  // not owned
 
  private:
-  [[nodiscard]] std::int64_t unit_count() const { return config_.layers + 2; }
-  [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters_of(std::int64_t unit) const;
-
   GptConfig config_;
 };
 

@@ -1,4 +1,4 @@
-// One list of cases that together launch every kernel of common/kernels: for comparing the kernels of one build with another's
+// One list of cases that together launch every kernel of common/kernels and common/comm: for comparing the kernels of one build with another's
 // values, and for timing each against what the machine could do.
 //
 // A case makes its inputs on the host from seeds of its own, so that they have the same bits in every build, and calls public

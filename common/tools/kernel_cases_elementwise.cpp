@@ -1,6 +1,7 @@
 // Sums, casts, copies, activations and the optimizer: kernels in which every element stands for itself.
 #include <fmt/format.h>
 
+#include "common/comm/reduce.h"
 #include "common/kernels/adamw.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/gelu.h"
@@ -46,6 +47,19 @@ PreparedCase copy(CaseInputs& in, std::int64_t rows, std::int64_t columns) {
   PreparedCase c;
   c.step("copy_matrix", [=](Stream& s) { copy_matrix(s, to, from); }, {from}, {to});
   c.exact_output("to", to);
+  return c;
+}
+
+// Four ranks, of which this is the third.
+PreparedCase reduce(CaseInputs& in, std::int64_t n) {
+  const Tensor own = in.normal({n}), received = in.normal({3, n}), sum = in.target({n}), most = in.target({n});
+  PreparedCase c;
+  c.step("reduce_sum", [=](Stream& s) { reduce_in_rank_order(s, sum, own, received, 2, ReduceOp::kSum); }, {own, received},
+         {sum});
+  c.step("reduce_max", [=](Stream& s) { reduce_in_rank_order(s, most, own, received, 2, ReduceOp::kMax); }, {own, received},
+         {most});
+  c.output("sum", sum);
+  c.exact_output("max", most);
   return c;
 }
 
@@ -137,6 +151,7 @@ void add_elementwise_cases(CaseList& list, CaseSize size) {
   add("gelu", gelu, large ? Sizes{kFfn} : small);
   add("swiglu", swiglu, large ? Sizes{kFfn} : small);
   add("adamw", adamw_case, large ? Sizes{16 << 20} : small);
+  add("reduce", reduce, large ? Sizes{16 << 20} : Sizes{33, 4811});
   add("grad_norm", grad_norm, large ? Sizes{16 << 20} : Sizes{33, 4811});  // one block of the norm, and two
   const std::vector<Shape> shapes = large ? std::vector<Shape>{{16384, 1024}} : std::vector<Shape>{{5, 33}, {3, 300}};
   for (const Shape& z : shapes)

@@ -26,7 +26,7 @@ std::set<std::string> kernels_in_source(const std::string& root) {
   const std::filesystem::path folder = std::filesystem::path(root) / "common/kernels";
   if (!std::filesystem::is_directory(folder))
     throw InputError("there are no sources in " + folder.string() + "; --coverage reads those that this build was made from");
-  std::vector<std::filesystem::path> folders{folder, folder / Device::mode()};
+  std::vector<std::filesystem::path> folders{folder, folder / Device::mode(), std::filesystem::path(root) / "common/comm"};
   for (const auto& entry : std::filesystem::directory_iterator(root))  // the lessons: 01_grad_accum
     if (entry.is_directory() && entry.path().filename().string().starts_with("0")) folders.push_back(entry.path());
   std::set<std::string> names;

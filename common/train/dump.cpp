@@ -19,15 +19,19 @@ void DumpProbe::see(const std::string& name, const Tensor& tensor, Stream& strea
   it->second.data.insert(it->second.data.end(), host.data.begin(), host.data.end());
 }
 
-NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq) const {
-  NamedTensors all = parts_;
-  for (auto& [name, t] : all) {
+NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq,
+                                  const std::function<HostTensor(const HostTensor&)>& gather_rows) const {
+  NamedTensors all;
+  for (const auto& [name, part] : parts_) {
+    HostTensor t = gather_rows ? gather_rows(part) : part;
+    if (t.numel() == 0) continue;
     if (t.shape[0] != batch * seq) {
       throw std::logic_error("the dump of " + name + " has " + std::to_string(t.shape[0]) + " rows for " +
                              std::to_string(batch) + " x " + std::to_string(seq) +
                              " tokens: those of other ranks were not gathered");
     }
     t.shape = {batch, seq, t.numel() / (batch * seq)};
+    all.emplace(name, std::move(t));
   }
   return all;
 }
@@ -50,7 +54,7 @@ DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t globa
 
 void DumpingRun::after_first_step(const StepResult& first) {
   trainer_.context().probe = nullptr;
-  tensors_.merge(probe_.collected(batch_, seq_));
+  tensors_.merge(probe_.collected(batch_, seq_, trainer_.options().gather_rows));
   tensors_.merge(trainer_.global_gradients("grad/"));
   tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);
   tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);

@@ -1,6 +1,7 @@
 // Writes what a step computed to a safetensors file: for comparison with another framework, or with another layout.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,7 +18,9 @@ class DumpProbe : public Probe {
   explicit DumpProbe(bool sublayers) : sublayers_(sublayers) {}
   void see(const std::string& name, const Tensor& tensor, Stream& stream) override;
   [[nodiscard]] bool wants_sublayers() const override { return sublayers_; }
-  [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq) const;
+  // Without those that gather_rows leaves empty.
+  [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq,
+                                       const std::function<HostTensor(const HostTensor&)>& gather_rows) const;
 
  private:
   bool sublayers_;

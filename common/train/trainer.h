@@ -38,6 +38,9 @@ struct TrainerOptions {
   std::function<void(Gpt&, Context& ctx)> after_update;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;
+  // For dumps: the rows of all ranks from those of this one, in the order of the global batch; empty on ranks that do not
+  // write.
+  std::function<HostTensor(const HostTensor&)> gather_rows;
 };
 
 struct StepResult {

@@ -17,16 +17,20 @@ std::string both_bytes(std::int64_t bytes) { return fmt::format("{} ({})", group
 
 std::string traffic_table(const std::vector<TrafficRow>& traffic) {
   if (traffic.empty()) return "";
+  const bool several_nodes =
+      std::any_of(traffic.begin(), traffic.end(), [](const TrafficRow& t) { return t.total_between_nodes_bytes > 0; });
   Rows rows{{"traffic", "op", "phase", "calls", "payload bytes", "wire bytes", "all ranks: calls", "wire bytes"}};
+  if (several_nodes) rows[0].emplace_back("between nodes");
   bool formula = false;
   for (const TrafficRow& t : traffic) {
     const std::string mark = t.wire_counted ? "" : "*";
     formula = formula || !t.wire_counted;
     rows.push_back({t.axis, t.op, t.phase, grouped_digits(t.calls), both_bytes(t.payload_bytes),
                     both_bytes(t.wire_bytes) + mark, grouped_digits(t.total_calls), grouped_digits(t.total_wire_bytes) + mark});
+    if (several_nodes) rows.back().push_back(grouped_digits(t.total_between_nodes_bytes) + mark);
   }
   const char* legend = formula ? "* by formula, not counted at the sends\n" : "";
-  return format_table(rows, "lllrrrrr") + legend;
+  return format_table(rows, "lllrrrrrr") + legend;
 }
 
 // Rank 0's categories, beside the largest peak of any rank where there are several.

@@ -25,7 +25,8 @@ struct TrafficRow {
   std::int64_t total_calls = 0;
   std::int64_t total_payload_bytes = 0;
   std::int64_t total_wire_bytes = 0;
-  bool wire_counted = true;  // counted at the sends (MPI); false: from the formula (NCCL)
+  bool wire_counted = true;                    // counted at the sends (MPI); false: from the formula (NCCL)
+  std::int64_t total_between_nodes_bytes = 0;  // the part of total_wire_bytes that left a node
 };
 
 struct MemoryRow {

@@ -43,7 +43,8 @@ Json traffic_to_json(const TrafficRow& t) {
                        {"total_calls", t.total_calls},
                        {"total_payload_bytes", t.total_payload_bytes},
                        {"total_wire_bytes", t.total_wire_bytes},
-                       {"wire_counted", t.wire_counted}});
+                       {"wire_counted", t.wire_counted},
+                       {"total_between_nodes_bytes", t.total_between_nodes_bytes}});
 }
 
 Json memory_to_json(const MemoryRow& m) {
@@ -63,11 +64,18 @@ Claim claim_from_json(const Json& j) {
 }
 
 TrafficRow traffic_from_json(const Json& j) {
-  return {j.at("axis").as_string(),          j.at("op").as_string(),
-          j.at("phase").as_string(),         j.at("calls").as_int(),
-          j.at("payload_bytes").as_int(),    j.at("wire_bytes").as_int(),
-          j.at("total_calls").as_int(),      j.at("total_payload_bytes").as_int(),
-          j.at("total_wire_bytes").as_int(), j.at("wire_counted").as_bool()};
+  const Json* between = j.find("total_between_nodes_bytes");
+  return {j.at("axis").as_string(),
+          j.at("op").as_string(),
+          j.at("phase").as_string(),
+          j.at("calls").as_int(),
+          j.at("payload_bytes").as_int(),
+          j.at("wire_bytes").as_int(),
+          j.at("total_calls").as_int(),
+          j.at("total_payload_bytes").as_int(),
+          j.at("total_wire_bytes").as_int(),
+          j.at("wire_counted").as_bool(),
+          between == nullptr ? 0 : between->as_int()};
 }
 
 MemoryRow memory_from_json(const Json& j) {

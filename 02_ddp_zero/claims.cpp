@@ -1,0 +1,237 @@
+#include "02_ddp_zero/claims.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+namespace ref5d::data_parallel {
+
+namespace {
+
+bool shards_weights(const StrategyOptions& s) { return s.kind == "zero3" || s.kind == "hsdp"; }
+bool shards_gradients(const StrategyOptions& s) { return shards_weights(s) || (s.kind == "zero2" && !s.keep_full_gradients); }
+bool shards_optimizer(const StrategyOptions& s) { return s.kind != "naive" && s.kind != "ddp"; }
+
+// Elements that are gathered in one pass over the units in this order: a group stays as long as the next unit uses it.
+std::int64_t gathered(const Layout& l, bool backward) {
+  std::int64_t n = 0;
+  std::vector<std::size_t> before;
+  const auto units = static_cast<std::ptrdiff_t>(l.of_unit.size());
+  for (std::ptrdiff_t i = 0; i < units; ++i) {
+    const auto& now = l.of_unit[static_cast<std::size_t>(backward ? units - 1 - i : i)];
+    for (std::size_t g : now)
+      if (std::find(before.begin(), before.end(), g) == before.end()) n += l.groups[g].padded_numel();
+    before = now;
+  }
+  return n;
+}
+
+// Elements of whole weights that are on a rank at the same time, at most: a unit's and, with prefetch, the next one's.
+std::int64_t most_whole_weights(const Layout& l, bool prefetch) {
+  std::int64_t most = 0;
+  for (std::size_t u = 0; u < l.of_unit.size(); ++u) {
+    std::set<std::size_t> here(l.of_unit[u].begin(), l.of_unit[u].end());
+    if (prefetch && u + 1 < l.of_unit.size()) here.insert(l.of_unit[u + 1].begin(), l.of_unit[u + 1].end());
+    std::int64_t n = 0;
+    for (std::size_t g : here) n += l.groups[g].padded_numel();
+    most = std::max(most, n);
+  }
+  return most;
+}
+
+// Elements of whole gradients that are on a rank at the same time, at most: a unit's that is being filled and the one's before
+// it that is on its way. One that the first and the last unit use (a tied weight's) is there all along.
+std::int64_t most_whole_gradients(const Layout& l) {
+  std::int64_t most = 0, before = 0, standing = 0;
+  std::set<std::size_t> opened;
+  for (std::size_t u = l.of_unit.size(); u-- > 0;) {
+    for (std::size_t g : l.of_unit[u]) {
+      if (!opened.insert(g).second) continue;
+      const std::int64_t n = l.groups[g].padded_numel();
+      const auto& first = l.of_unit.front();
+      if (u > 0 && std::find(first.begin(), first.end(), g) != first.end()) {
+        standing += n;
+        most = std::max(most, standing + before);
+        continue;
+      }
+      most = std::max(most, standing + before + n);
+      before = n;
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+Layout layout_of(const Options& o, const GptConfig& model, const StrategyOptions& s, int ranks, int shard) {
+  const bool bf16 = o.dtype == Dtype::kBf16;
+  Layout l;
+  l.ranks = ranks;
+  l.shard = shard;
+  l.replicas = ranks / shard;
+  l.micro_batches = o.grad_accum;
+  l.masters = bf16;
+  l.separate_sum = bf16 && o.fp32_grads && !o.fused_grad_accum;
+  l.fused_sum = bf16 && o.fp32_grads && o.fused_grad_accum;
+  const auto bytes = [](Dtype d) { return static_cast<std::int64_t>(dtype_size(d)); };
+  l.weight_bytes = bytes(o.dtype);
+  l.wide_bytes = bytes(accumulator_of(o.dtype));
+  l.sum_bytes = l.separate_sum || l.fused_sum ? 4 : l.weight_bytes;
+  l.reduce_bytes = bf16 ? bytes(s.reduce_dtype) : l.weight_bytes;
+  const Gpt gpt(model);
+  if (shards_gradients(s)) {
+    l.groups = make_units(gpt, s.whole_model_unit, shard);
+  } else if (s.kind == "naive") {
+    l.groups = make_units(gpt, true, 1);
+  } else {
+    l.groups = make_buckets(gpt, s.bucket_bytes, static_cast<std::size_t>(l.sum_bytes), shards_optimizer(s) ? shard : 1);
+  }
+  l.of_unit = groups_of_units(gpt, l.groups);
+  std::vector<FlatGroup> sizes;
+  for (const FlatGroup& g : l.groups) sizes.push_back({.members = {}, .numel = g.numel, .ranks = g.ranks});
+  l.groups = FlatGroups(std::move(sizes));
+  l.parameters = l.groups.numel();
+  return l;
+}
+
+// A collective over N ranks sends B (N-1)/N bytes from each, B (N-1) in all: a reduce-scatter or a gather of B bytes. An
+// all-reduce is one of each.
+StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) {
+  const std::int64_t padded = l.groups.padded_numel(), others = l.shard - 1;
+  StepTraffic t;
+  if (shards_gradients(s)) {
+    t.gradients = l.replicas * l.micro_batches * padded * l.reduce_bytes * others;
+    t.between_replicas = 2 * padded * l.reduce_bytes * (l.replicas - 1);  // once, whatever the micro-batches
+  } else {
+    const std::int64_t halves = shards_optimizer(s) && !s.all_reduce_gradients ? 1 : 2;
+    t.gradients = (s.sync_every_micro_batch ? l.micro_batches : 1) * halves * padded * l.reduce_bytes * others;
+  }
+  if (shards_weights(s)) {
+    t.forward = l.replicas * l.micro_batches * gathered(l, false) * l.weight_bytes * others;
+    t.backward = l.replicas * l.micro_batches * gathered(l, true) * l.weight_bytes * others;
+  } else if (shards_optimizer(s)) {
+    t.weights = padded * l.weight_bytes * others;
+  }
+  return t;
+}
+
+StepTraffic measured_traffic(const Report& report, std::int64_t steps) {
+  StepTraffic t;
+  for (const TrafficRow& row : report.traffic) {
+    const std::int64_t bytes = row.total_wire_bytes / steps;
+    if (row.phase == "gradients") (row.axis.ends_with("/outer") ? t.between_replicas : t.gradients) += bytes;
+    if (row.phase == "weights") t.weights += bytes;
+    if (row.phase == "forward") t.forward += bytes;
+    if (row.phase == "backward") t.backward += bytes;
+  }
+  return t;
+}
+
+RankMemory expected_memory(const Layout& l, const StrategyOptions& s, int rank) {
+  std::int64_t shards = 0, own = 0;  // with padding, and without
+  for (const FlatGroup& g : l.groups) {
+    shards += g.shard_numel();
+    own += g.own_numel(rank);
+  }
+  RankMemory m;
+  m.parameters = m.parameters_peak = (shards_optimizer(s) ? l.groups.padded_numel() : l.parameters) * l.weight_bytes;
+  if (shards_weights(s)) {
+    m.parameters = shards * l.weight_bytes;
+    m.parameters_peak = m.parameters + most_whole_weights(l, s.prefetch) * l.weight_bytes;
+  }
+  const std::int64_t updated = shards_optimizer(s) ? own : l.parameters;
+  m.optimizer = 2 * l.wide_bytes * updated;
+  if (l.masters) m.master = 4 * updated;
+
+  const bool wide_sum = l.separate_sum || l.fused_sum;
+  std::int64_t& sum = wide_sum ? m.accumulation : m.gradients;
+  std::int64_t& sum_peak = wide_sum ? m.accumulation_peak : m.gradients_peak;
+  if (shards_gradients(s)) {
+    sum = shards * l.sum_bytes;
+    m.gradients_peak = m.gradients;
+    m.accumulation_peak = m.accumulation;
+    (l.fused_sum ? m.accumulation_peak : m.gradients_peak) +=
+        most_whole_gradients(l) * (l.fused_sum ? l.sum_bytes : l.weight_bytes);
+  } else {
+    sum = sum_peak = l.groups.padded_numel() * l.sum_bytes;
+    if (l.separate_sum) m.gradients = m.gradients_peak = l.parameters * l.weight_bytes;
+  }
+  return m;
+}
+
+RankMemory measured_memory(const Report& report, std::int64_t rank) {
+  RankMemory m;
+  for (const MemoryRow& row : report.memory) {
+    if (row.rank != rank) continue;
+    if (row.category == "parameters") m.parameters = row.current_bytes, m.parameters_peak = row.peak_bytes;
+    if (row.category == "master") m.master = row.peak_bytes;
+    if (row.category == "optimizer") m.optimizer = row.peak_bytes;
+    if (row.category == "gradients") m.gradients = row.current_bytes, m.gradients_peak = row.peak_bytes;
+    if (row.category == "gradient accumulation") m.accumulation = row.current_bytes, m.accumulation_peak = row.peak_bytes;
+  }
+  return m;
+}
+
+namespace {
+
+struct NamedBytes {
+  const char* name;
+  std::int64_t expected, measured;
+};
+
+std::vector<NamedBytes> compare(const RankMemory& e, const RankMemory& m) {
+  return {{"parameters", e.parameters, m.parameters},
+          {"parameters, peak", e.parameters_peak, m.parameters_peak},
+          {"master", e.master, m.master},
+          {"gradients", e.gradients, m.gradients},
+          {"gradients, peak", e.gradients_peak, m.gradients_peak},
+          {"gradient accumulation", e.accumulation, m.accumulation},
+          {"gradient accumulation, peak", e.accumulation_peak, m.accumulation_peak},
+          {"optimizer", e.optimizer, m.optimizer}};
+}
+
+void claim_bytes(Report& report, const std::string& name, std::int64_t expected, std::int64_t measured) {
+  report.claims.push_back(make_claim(name, static_cast<double>(expected), static_cast<double>(measured), 0, "bytes"));
+}
+
+void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
+  const auto steps = static_cast<std::int64_t>(report.loss.size());
+  const StepTraffic expected = expected_traffic(l, s), measured = measured_traffic(report, steps);
+  const NamedBytes rows[] = {{"gradients", expected.gradients, measured.gradients},
+                             {"gradients between replicas", expected.between_replicas, measured.between_replicas},
+                             {"weights after the update", expected.weights, measured.weights},
+                             {"weights for forward", expected.forward, measured.forward},
+                             {"weights for backward", expected.backward, measured.backward}};
+  for (const NamedBytes& row : rows) {
+    if (row.expected > 0 || row.measured > 0)
+      claim_bytes(report, fmt::format("sent in a step by all ranks: {}", row.name), row.expected, row.measured);
+  }
+  if (l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;
+  // In units of Psi (N-1)/N bytes for each rank, padding included in Psi.
+  const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ranks - 1));
+  report.claims.push_back(make_claim("sent in a step by a rank, in units of all parameters x (N-1)/N",
+                                     static_cast<double>(expected.total()) / unit, static_cast<double>(measured.total()) / unit,
+                                     0, ""));
+}
+
+}  // namespace
+
+void claim_costs(Report& report, const Layout& l, const StrategyOptions& s) {
+  if (!report.loss.empty()) claim_traffic(report, l, s);
+  std::int64_t others = 0;
+  for (int rank = 0; rank < l.ranks; ++rank) {
+    for (const NamedBytes& row : compare(expected_memory(l, s, rank % l.shard), measured_memory(report, rank))) {
+      if (rank > 0) {
+        others += row.expected == row.measured ? 0 : 1;
+      } else if (row.expected > 0 || row.measured > 0) {
+        claim_bytes(report, fmt::format("memory of rank 0: {}", row.name), row.expected, row.measured);
+      }
+    }
+  }
+  if (l.ranks > 1)
+    report.claims.push_back(make_claim("memory of the other ranks: categories that differ from the formulas", 0,
+                                       static_cast<double>(others), 0, ""));
+}
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,46 @@
+// What the strategies cost, as formulas, beside what the ledgers counted.
+#pragma once
+
+#include "02_ddp_zero/flat_group.h"
+#include "02_ddp_zero/strategy.h"
+#include "common/app/options.h"
+#include "common/train/run_record.h"
+#include "common/verify/report.h"
+
+namespace ref5d::data_parallel {
+
+// The sizes that costs follow from.
+struct Layout {
+  FlatGroups groups;                              // sizes only; buckets or units, of naive one of all parameters
+  std::vector<std::vector<std::size_t>> of_unit;  // the groups that each unit of the model uses
+  std::int64_t parameters = 0;                    // Psi
+  int ranks = 1, shard = 1, replicas = 1;         // all, those that share a copy, copies: ranks = shard x replicas
+  std::int64_t micro_batches = 1;
+  std::int64_t weight_bytes = 4, reduce_bytes = 4, sum_bytes = 4, wide_bytes = 4;  // of an element
+  bool separate_sum = false, fused_sum = false;  // bf16 gradients with fp32 sums beside them, or fp32 sums alone
+  bool masters = false;
+};
+[[nodiscard]] Layout layout_of(const Options& options, const GptConfig& model, const StrategyOptions& strategy, int ranks,
+                               int shard);
+
+// Bytes that all ranks together send in one step, by phase.
+struct StepTraffic {
+  std::int64_t gradients = 0, between_replicas = 0, weights = 0, forward = 0, backward = 0;
+  [[nodiscard]] std::int64_t total() const { return gradients + between_replicas + weights + forward + backward; }
+};
+[[nodiscard]] StepTraffic expected_traffic(const Layout& layout, const StrategyOptions& strategy);
+// From the report's rows, which hold `steps` steps.
+[[nodiscard]] StepTraffic measured_traffic(const Report& report, std::int64_t steps);
+
+// Bytes of one rank by category: at rest and at their peak.
+struct RankMemory {
+  std::int64_t parameters = 0, parameters_peak = 0, master = 0, optimizer = 0;
+  std::int64_t gradients = 0, gradients_peak = 0, accumulation = 0, accumulation_peak = 0;
+};
+[[nodiscard]] RankMemory expected_memory(const Layout& layout, const StrategyOptions& strategy, int shard_rank);
+[[nodiscard]] RankMemory measured_memory(const Report& report, std::int64_t rank);
+
+// Adds the claims to the report, which has every rank's memory and the traffic.
+void claim_costs(Report& report, const Layout& layout, const StrategyOptions& strategy);
+
+}  // namespace ref5d::data_parallel

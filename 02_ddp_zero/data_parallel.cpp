@@ -1,0 +1,96 @@
+#include "02_ddp_zero/data_parallel.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "common/device/device.h"
+#include "common/train/gather_parts.h"
+
+namespace ref5d::data_parallel {
+
+GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::int64_t ranks) {
+  const std::int64_t each = static_cast<std::int64_t>(batch.rows.size()) / ranks;
+  GlobalBatch own = batch;
+  own.first_sample += rank * each;
+  own.replicas = ranks;
+  own.rows.assign(batch.rows.begin() + rank * each, batch.rows.begin() + (rank + 1) * each);
+  return own;
+}
+
+namespace {
+
+struct DataParallel {
+  Communicator& replicas;
+  Communicator& shard;
+  Communicator* replicate;
+  StorageOptions storage;
+  StrategyOptions options;
+  std::int64_t micro_batch;
+  std::unique_ptr<Strategy> strategy;
+
+  void accumulate(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) const {
+    const GlobalBatch own = share_of_replica(batch, replicas.rank(), replicas.size());
+    const std::int64_t micro_batches = (static_cast<std::int64_t>(own.rows.size()) + micro_batch - 1) / micro_batch;
+    strategy->begin_step(micro_batches);
+    for_each_micro_batch(ctx, loader, own, micro_batch, [&](std::int64_t m, MicroBatch& b) {
+      if (options.faults.local_label_count) b.loss_scale = mean_of_means(own);
+      strategy->begin_micro_batch(m);
+      Saved saved;
+      gpt.forward(ctx, {}, saved);
+      gpt.backward(ctx, {}, saved);
+      strategy->end_micro_batch(m);
+    });
+    strategy->end_step();
+    const TrafficLedger::Phase phase(world().traffic(), "loss");
+    replicas.all_reduce(ctx.stream, ctx.loss_sum);
+  }
+
+  // A fault: the replica's own mean, averaged over the replicas.
+  [[nodiscard]] double mean_of_means(const GlobalBatch& own) const {
+    std::int64_t labels = 0;
+    for (const Row& row : own.rows) labels += count_valid_labels(row);
+    return labels == 0 ? 0 : 1.0 / static_cast<double>(labels * replicas.size());
+  }
+
+  void reduce_partials(Stream& stream, const Tensor& partials) const {
+    const TrafficLedger::Phase phase(world().traffic(), "norm");
+    if (options.faults.norm_counts_replicas) return replicas.all_reduce(stream, partials);
+    if (strategy->shards_gradients() && !options.faults.norm_of_own_shard) shard.all_reduce(stream, partials);
+  }
+};
+
+}  // namespace
+
+void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
+  Communicator& replicas = mesh["dp"];
+  Communicator *shard = &replicas, *replicate = nullptr;
+  if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split("dp", shard_size);
+  auto dp = std::make_shared<DataParallel>(
+      DataParallel{replicas, *shard, replicate, options.storage, strategy, options.micro_batch, nullptr});
+  options.cut = [dp](Gpt& gpt) {
+    dp->strategy = make_strategy({gpt, device().compute(), dp->shard, dp->replicate, dp->storage, dp->options});
+  };
+  options.shard = [dp](Parameter& p) { dp->strategy->shard(p); };
+  options.accumulate = [dp](Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) {
+    dp->accumulate(gpt, ctx, loader, batch);
+  };
+  options.after_update = [dp](Gpt&, Context&) { dp->strategy->after_update(); };
+  options.optimizer.reduce_partials = [dp](Stream& stream, const std::vector<OptimizerState>&, const Tensor& partials) {
+    dp->reduce_partials(stream, partials);
+  };
+  options.gather = gather_parts(mesh.everyone());
+  options.gather_rows = [&replicas](const HostTensor& mine) { return gather_rows(replicas.group(), mine); };
+}
+
+bool equal_on_all(const Group& group, const std::vector<Tensor>& tensors, Stream& stream) {
+  Bytes mine;
+  for (const Tensor& t : tensors) {
+    const HostTensor host = t.to_host(stream);
+    mine.insert(mine.end(), host.data.begin(), host.data.end());
+  }
+  const Bytes first = broadcast_on_host(group, mine);
+  const std::vector<Bytes> answers = all_gather_on_host(group, to_bytes(first == mine ? 1.0 : 0.0));
+  return std::all_of(answers.begin(), answers.end(), [](const Bytes& b) { return to_number(b) == 1.0; });
+}
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,153 @@
+#include "02_ddp_zero/ddp_zero.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "02_ddp_zero/claims.h"
+#include "02_ddp_zero/data_parallel.h"
+#include "common/app/output.h"
+#include "common/app/parallel_program.h"
+#include "common/app/program.h"
+#include "common/app/settings.h"
+#include "common/device/error.h"
+#include "common/train/baselines.h"
+#include "common/train/checkpoint.h"
+#include "common/verify/run_checks.h"
+
+namespace ref5d::data_parallel {
+
+int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
+  const int ranks = static_cast<int>(mesh.size("dp"));
+  if (lesson.shard_size > 0) {
+    if (ranks % lesson.shard_size == 0) return static_cast<int>(lesson.shard_size);
+    throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", lesson.shard_size, ranks));
+  }
+  const int nodes = world.node_count();
+  if (nodes > 1 && ranks % nodes == 0) return ranks / nodes;
+  for (int prime = 2; prime <= ranks; ++prime)
+    if (ranks % prime == 0) return ranks / prime;
+  return 1;
+}
+
+namespace {
+
+// One device, the whole global batch as one micro-batch, nothing recomputed: what the run under test must agree with.
+RunRecord run_baseline(const Options& options, const TrainerOptions& settings, const Dataset& data, Dtype dtype,
+                       std::int64_t steps) {
+  TrainerOptions big = settings;
+  big.storage = {};
+  big.storage.dtype = dtype;
+  big.storage.seed = settings.storage.seed;
+  big.micro_batch = big.global_batch;
+  big.recompute = Recompute::kNone;
+  big.gemm = GemmKind::kBlas;
+  big.attention = AttentionKind::kFlash;
+  Trainer trainer(big, data);
+  if (!options.resume.empty()) resume(trainer, options.resume);
+  const StepPrinter printer(steps, options.quiet);
+  RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
+    printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
+  });
+  printer.done();
+  return record;
+}
+
+// The ranks that hold the same weights, whole or a shard.
+Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
+  if (strategy.kind == "hsdp") return mesh.split("dp", shard_size).second->group();
+  if (strategy.kind == "zero3") return {{world().rank()}, 0, 0};
+  return mesh["dp"].group();
+}
+
+struct ParallelRun {
+  RunRecord record;
+  std::int64_t unequal_steps = 0;  // after which ranks that hold the same weights did not
+  std::string sample;
+};
+
+ParallelRun train(const Options& options, const TrainerOptions& settings, const Dataset& data, std::int64_t compared,
+                  const Group& holders, World& world) {
+  Trainer trainer(settings, data);
+  if (!options.resume.empty()) resume(trainer, options.resume);
+  RunOutputs outputs(trainer, data, options, settings.global_batch, world.is_root());
+  outputs.gather_spans = [&](const std::vector<TraceSpan>& mine) { return gather_spans(world, mine); };
+  const StepPrinter printer(options.steps, options.quiet || !world.is_root());
+  ParallelRun run;
+  run.record = record_run(trainer, options.steps, compared, [&](std::int64_t step, const StepResult& r) {
+    outputs.after_step(step, r);
+    printer.step(step, r);
+    if (step >= compared) return;
+    std::vector<Tensor> weights;
+    for (const Parameter* p : trainer.gpt().parameters()) weights.push_back(p->weight);
+    if (!equal_on_all(holders, weights, trainer.stream())) ++run.unequal_steps;
+  });
+  world.order().finish(world.everyone());
+  outputs.finish(run.record);
+  run.sample = outputs.sample();
+  return run;
+}
+
+// Parameters, gradients and moments are cut; what the micro-batch computes is not.
+void claim_activations(Verdict& verdict, const RunRecord& run, const RunRecord& big, const Options& options, int replicas) {
+  if (options.recompute != "none" || options.attention != "flash") return;
+  const auto parts = static_cast<double>(options.grad_accum * replicas);
+  verdict.claim(make_claim("activation peak of rank 0: the big batch's / micro-batches of all ranks",
+                           static_cast<double>(big.peak(MemoryCategory::kActivations)) / parts,
+                           static_cast<double>(run.peak(MemoryCategory::kActivations)), 0.02, "bytes"));
+}
+
+void print_head(const Options& options, const Lesson& lesson, const GptConfig& model, const Dataset& data, int ranks,
+                int shard_size) {
+  fmt::print("{}\n{} parameters, {} ranks with {} micro-batches of {} sequences of {} each, {}, {}{}\n", data.description(),
+             model.parameter_count(), ranks, options.grad_accum, options.micro_batch, model.seq, dtype_name(options.dtype),
+             lesson.strategy.kind,
+             lesson.strategy.kind == "hsdp" ? fmt::format(" with {} shards, {} times", shard_size, ranks / shard_size) : "");
+  if (lesson.sabotage != nullptr)
+    fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", lesson.sabotage->name,
+               lesson.sabotage->breaks);
+}
+
+}  // namespace
+
+Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
+  const GptConfig model = model_config(options);
+  const Dataset data(dataset_options(options, model));
+  const int ranks = mesh["dp"].size(), shard_size = hsdp_shard_size(lesson, world, mesh);
+  TrainerOptions settings = trainer_options(options, model, ranks);
+  const TrainerOptions single = settings;
+  StrategyOptions strategy = lesson.strategy;
+  if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, strategy.faults, world.rank());
+  apply(settings, mesh, strategy, shard_size);
+  if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, ranks, shard_size);
+
+  Baselines baselines;
+  const std::int64_t compared = !options.verify ? 0 : std::stoll(on_root(world, [&] {
+    baselines =
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
+                      [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, single, data, dtype, steps); });
+    if (!baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", baselines.why_fewer);
+    return std::to_string(baselines.steps);
+  }));
+  world.traffic().reset();
+  const ParallelRun run = train(options, settings, data, compared, holders_of_the_same(mesh, strategy, shard_size), world);
+
+  Verdict verdict;
+  if (options.verify && world.is_root()) {
+    const bool fp64 = options.dtype == Dtype::kFp64;
+    check_run(verdict, options.dtype, run.record.values, baselines.truth.values, fp64 ? nullptr : &baselines.own.values);
+    verdict.add("replicas/steps after which their weights differ", "number", static_cast<double>(run.unequal_steps), 0);
+    claim_activations(verdict, run.record, fp64 ? baselines.truth : baselines.own, options, ranks);
+  }
+  Report report = new_report("02_ddp_zero", options, model);
+  report.baseline_loss = baselines.truth.values.losses;
+  report.sample = run.sample;
+  fill_report(report, options, model, run.record, verdict);
+  gather_report(report, world, mesh);
+  if (world.is_root())
+    claim_costs(report, layout_of(options, model, strategy, ranks, strategy.kind == "hsdp" ? shard_size : ranks), strategy);
+  return report;
+}
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,28 @@
+// Whole weights on every rank, of which each rank updates its shard: ZeRO-1 and ZeRO-2.
+#pragma once
+
+#include <vector>
+
+#include "02_ddp_zero/flat_group.h"
+#include "02_ddp_zero/strategy.h"
+
+namespace ref5d::data_parallel {
+
+class FullWeights {
+ public:
+  FullWeights(const Setup& setup, const FlatGroups& groups);
+  void shard(Parameter& p);
+  // After the update: everyone gets everyone's shards.
+  void gather();
+
+ private:
+  Setup setup_;
+  FlatGroups groups_;
+  std::vector<Tensor> flat_, masters_;
+  Stream comm_{"dp weights"};
+};
+
+// The fp32 masters of a rank's shard, one array for each group. Without masters it does nothing.
+void shard_master(const Setup& setup, const FlatGroups& groups, std::vector<Tensor>& masters, Parameter& p);
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,103 @@
+#include "02_ddp_zero/gradient_shards.h"
+
+#include "common/kernels/elementwise.h"
+
+namespace ref5d::data_parallel {
+
+GradientShards::GradientShards(const Setup& setup) : setup_(setup) {
+  units_ = make_units(setup.gpt, setup.options.whole_model_unit, setup.shard.size());
+  units_.cut(setup.shard.rank());
+  of_model_unit_ = groups_of_units(setup.gpt, units_);
+  sums_.resize(units_.size());
+  whole_.resize(units_.size());
+  missing_.resize(units_.size());
+  for (Parameter* p : setup.gpt.parameters()) p->on_final = [this](Parameter& q, Stream& stream) { became_final(q, stream); };
+}
+
+bool GradientShards::fused() const {
+  return setup_.sum_dtype() != setup_.storage.dtype && setup_.storage.bf16_gradients == GradientMode::kFused;
+}
+
+// In place of whole gradients, the sum of this rank's shard.
+void GradientShards::shard(Parameter& p) {
+  const std::size_t g = units_.find(p).group;
+  if (!sums_[g])
+    sums_[g] = allocate_flat(units_[g].shard_numel(), units_[g].own_numel(setup_.shard.rank()), setup_.options.padding,
+                             setup_.sum_dtype(), setup_.sum_category(), setup_.compute);
+  p.gradient = p.gradient_sum = {};
+  p.mode = fused() ? GradientMode::kFused : GradientMode::kDirect;  // the sum over micro-batches is made here
+}
+
+void GradientShards::begin_step(std::int64_t micro_batches) {
+  micro_batches_ = micro_batches;
+  for (const Tensor& sum : sums_) fill_zero(setup_.compute, sum.raw(), sum.bytes());
+  for (Parameter* p : setup_.gpt.parameters()) p->gradient = p->gradient_sum = {};
+}
+
+void GradientShards::begin_micro_batch(std::int64_t m) {
+  micro_batch_ = m;
+  for (std::size_t g = 0; g < units_.size(); ++g) missing_[g] = units_[g].members.size();
+  for (Parameter* p : setup_.gpt.parameters()) p->begin_step(setup_.compute, 1, false);
+}
+
+void GradientShards::before_backward(std::int64_t unit) {
+  for (std::size_t g : of_model_unit_[static_cast<std::size_t>(unit)])
+    if (!whole_[g]) open(g);
+}
+
+void GradientShards::open(std::size_t unit) {
+  drop_reduced(1);  // one is still on its way while this one is filled
+  const FlatGroup& group = units_[unit];
+  const Dtype dtype = fused() ? setup_.sum_dtype() : setup_.storage.dtype;
+  whole_[unit] = allocate_flat(group.padded_numel(), group.numel, setup_.options.padding, dtype,
+                               fused() ? setup_.sum_category() : MemoryCategory::kGradients, setup_.compute);
+  for (const FlatGroup::Member& m : group.members)
+    (fused() ? m.parameter->gradient_sum : m.parameter->gradient) = FlatGroup::whole_of(whole_[unit], m);
+}
+
+void GradientShards::became_final(Parameter& p, Stream& stream) {
+  const std::size_t unit = units_.find(p).group;
+  order(stream, comm_);
+  if (--missing_[unit] == 0) reduce(unit);
+}
+
+void GradientShards::reduce(std::size_t unit) {
+  const Faults& faults = setup_.options.faults;
+  const bool last = micro_batch_ + 1 == micro_batches_;
+  const Tensor& sum = sums_[unit];
+  if (last || !faults.last_micro_batch_only) {
+    const Tensor received = Tensor::empty(sum.shape(), sum.dtype(), MemoryCategory::kCommunication, comm_);
+    reduce_scatter_gradient(setup_.shard, comm_, received, whole_[unit], setup_.reduce_dtype());
+    if (faults.average_again) scale(comm_, received, 1.0 / setup_.shard.size());
+    scaled_add(comm_, sum, received, 1.0);
+  }
+  // HSDP: the replicas' sums of all micro-batches are added once. Adding them after each would count the earlier ones again.
+  if (setup_.replicate != nullptr && (last || faults.reduce_before_summing))
+    all_reduce_gradient(*setup_.replicate, comm_, sum, setup_.reduce_dtype());
+  for (const FlatGroup::Member& m : units_[unit].members) m.parameter->gradient = m.parameter->gradient_sum = {};
+  reducing_.push_back({std::move(whole_[unit]), Event()});
+  reducing_.back().done.record(comm_);
+  whole_[unit] = {};
+}
+
+// Whole gradients belong to the compute stream, which must not give their memory to others before they are sent.
+void GradientShards::drop_reduced(std::size_t but_for) {
+  while (reducing_.size() > but_for) {
+    wait(setup_.compute, reducing_.front().done);
+    reducing_.pop_front();
+  }
+}
+
+void GradientShards::end_micro_batch() { drop_reduced(0); }
+
+void GradientShards::end_step() {
+  order(comm_, setup_.compute);
+  for (std::size_t g = 0; g < units_.size(); ++g) {
+    for (const FlatGroup::Member& m : units_[g].members) {
+      const Tensor part = units_[g].part_of(sums_[g], m, setup_.shard.rank());
+      (setup_.sum_dtype() == setup_.storage.dtype ? m.parameter->gradient : m.parameter->gradient_sum) = part;
+    }
+  }
+}
+
+}  // namespace ref5d::data_parallel

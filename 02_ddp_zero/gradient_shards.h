@@ -1,0 +1,51 @@
+// Gradients of which only the own shard is kept: ZeRO-2, ZeRO-3, HSDP.
+//
+// Backward of a unit adds into whole gradients that live only as long: when the unit's last one is final they are
+// reduce-scattered, what arrives is added to the shard's sum, and the whole ones go. So every micro-batch costs a
+// reduce-scatter: there is nowhere to keep its gradients for later.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "02_ddp_zero/flat_group.h"
+#include "02_ddp_zero/strategy.h"
+
+namespace ref5d::data_parallel {
+
+class GradientShards : public UnitHooks {
+ public:
+  explicit GradientShards(const Setup& setup);
+  [[nodiscard]] const FlatGroups& units() const { return units_; }
+
+  void shard(Parameter& p);
+  void begin_step(std::int64_t micro_batches);
+  void begin_micro_batch(std::int64_t m);
+  void before_backward(std::int64_t unit) override;
+  void end_micro_batch();
+  void end_step();
+
+ private:
+  void open(std::size_t unit);
+  void became_final(Parameter& p, Stream& stream);
+  void reduce(std::size_t unit);
+  void drop_reduced(std::size_t but_for);
+  [[nodiscard]] bool fused() const;
+
+  struct Reducing {
+    Tensor whole;
+    Event done;
+  };
+
+  Setup setup_;
+  FlatGroups units_;
+  std::vector<std::vector<std::size_t>> of_model_unit_;  // the groups that a unit of the model uses
+  std::vector<Tensor> sums_;                             // of this rank's shards, over micro-batches
+  std::vector<Tensor> whole_;                            // while backward adds to them
+  std::vector<std::size_t> missing_;                     // gradients that are not final
+  std::deque<Reducing> reducing_;
+  std::int64_t micro_batches_ = 0, micro_batch_ = 0;
+  Stream comm_{"dp"};
+};
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,74 @@
+// 02_ddp_zero: data parallelism, from an all-reduce after backward to fully sharded state.
+#include "02_ddp_zero/ddp_zero.h"
+#include "common/app/command_line.h"
+#include "common/app/output.h"
+#include "common/app/parallel_program.h"
+#include "common/device/error.h"
+
+using namespace ref5d;
+using namespace ref5d::data_parallel;
+
+namespace {
+
+// Flags that a strategy does not know are refused, rather than ignored.
+void check_flags(const CommandLine& line, const StrategyOptions& s) {
+  const struct {
+    const char* flag;
+    std::vector<std::string> strategies;
+  } kOnlyWith[] = {{"--bucket-mb", {"ddp", "zero1"}},
+                   {"--overlap", {"ddp", "zero1"}},
+                   {"--sync-every-micro-batch", {"ddp", "zero1"}},
+                   {"--keep-full-gradients", {"zero2"}},
+                   {"--all-reduce-gradients", {"zero1"}},
+                   {"--unit", {"zero2", "zero3", "hsdp"}},
+                   {"--prefetch", {"zero3", "hsdp"}},
+                   {"--shard-size", {"hsdp"}}};
+  for (const auto& [flag, strategies] : kOnlyWith) {
+    if (!line.given(flag) || std::find(strategies.begin(), strategies.end(), s.kind) != strategies.end()) continue;
+    throw InputError(std::string(flag) + " means nothing with --strategy " + s.kind + "; it is for " + join(strategies, ", "));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_parallel_program("02_ddp_zero", argv, [&](World& world) {
+    CommandLine line("02_ddp_zero",
+                     "Trains the tiny GPT on several ranks that share the batch, and checks that they equal one.", Options());
+    Lesson lesson;
+    StrategyOptions& strategy = lesson.strategy;
+    double bucket_mb = strategy.bucket_bytes / 0x1p20;
+    std::string unit = "block";
+    line.allow_axis("dp");
+    line.group("This lesson");
+    line.add_choice("--strategy", strategy.kind, "who holds what, and when it travels", strategy_names());
+    line.add_option("--bucket-mb", bucket_mb, "ddp, zero1: MiB of gradients that are reduced together", {.min = 0});
+    line.add_switch("--overlap", strategy.overlap, "ddp, zero1: reduce while backward goes on");
+    line.add_flag("--sync-every-micro-batch", strategy.sync_every_micro_batch, "ddp, zero1: what forgetting no_sync costs");
+    line.add_flag("--keep-full-gradients", strategy.keep_full_gradients, "zero2: sum micro-batches first, reduce once");
+    line.add_flag("--all-reduce-gradients", strategy.all_reduce_gradients, "zero1: what missing the reduce-scatter costs");
+    line.add_choice("--unit", unit, "zero2, zero3, hsdp: what is gathered and reduced at a time", {"block", "model"});
+    line.add_switch("--prefetch", strategy.prefetch, "zero3, hsdp: gather the next unit during this one's work");
+    line.add_option("--shard-size", lesson.shard_size, "hsdp: ranks that share a copy; 0: a node's", {.min = 0});
+    for (const auto& s : sabotages()) line.add_sabotage(s.name, s.breaks);
+    if (line.parse(argc, argv, world.is_root() ? stdout : nullptr) == ParseOutcome::kEnd) return 0;
+
+    Options options = line.options();
+    strategy.bucket_bytes = bucket_mb * 0x1p20;
+    strategy.whole_model_unit = unit == "model";
+    strategy.reduce_dtype = options.reduce_dtype;
+    if (!options.sabotage.empty()) {
+      lesson.sabotage = &find_sabotage(options.sabotage);
+      lesson.sabotage->prepare(options, strategy, line);
+      if (!options.verify) throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
+    }
+    check_flags(line, strategy);
+    configure_communication(world, options);
+    if (world.is_root()) check_output_paths(options);
+    Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
+
+    Report report = data_parallel::run(options, lesson, world, mesh);
+    set_value(report.config, "strategy", strategy.kind);
+    return world.is_root() ? finish(report, options) : 0;
+  });
+}

@@ -1,0 +1,144 @@
+#include "02_ddp_zero/sabotage.h"
+
+#include <algorithm>
+
+#include "common/device/error.h"
+
+namespace ref5d::data_parallel {
+
+namespace {
+
+// Sets an option unless the user gave its flag.
+template <typename T>
+void prefer(const CommandLine& line, const char* flag, T& option, const T& value) {
+  if (!line.given(flag)) option = value;
+}
+
+// A mistake that cannot show is not run: it would look like one that nothing notices.
+void need(const Options& o, bool shows, const std::string& what) {
+  if (!shows) throw InputError("--sabotage " + o.sabotage + " does nothing without " + what);
+}
+
+using Kinds = std::vector<std::string>;
+void use_strategy(Options& o, StrategyOptions& s, const CommandLine& line, const Kinds& kinds) {
+  prefer(line, "--strategy", s.kind, kinds[0]);
+  std::string all;
+  for (const std::string& k : kinds) all += (all.empty() ? "" : " or ") + k;
+  need(o, std::find(kinds.begin(), kinds.end(), s.kind) != kinds.end(), "--strategy " + all);
+  prefer(line, "--steps", o.steps, std::int64_t{3});
+}
+
+void accumulate(Options& o, const CommandLine& line) {
+  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{3});
+  need(o, o.grad_accum > 1, "several micro-batches; leave --grad-accum 1 out");
+}
+
+void several_steps(Options& o, const CommandLine& line) {
+  prefer(line, "--steps", o.steps, std::int64_t{3});
+  need(o, o.steps > 1, "a second step; leave --steps 1 out");
+}
+
+void small_buckets(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"ddp", "zero1"});
+  prefer(line, "--bucket-mb", s.bucket_bytes, 8192.0);
+}
+
+void in_buckets(Options& o, StrategyOptions& s, const CommandLine& line) { use_strategy(o, s, line, {"ddp", "zero1"}); }
+
+void hsdp_accumulating(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"hsdp"});
+  accumulate(o, line);
+}
+
+void shards_accumulating(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"zero2", "zero3", "hsdp"});
+  accumulate(o, line);
+}
+
+void sharded(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"zero2", "zero1", "zero3", "hsdp"});
+}
+
+void replicated(Options& o, StrategyOptions& s, const CommandLine& line) { use_strategy(o, s, line, {"ddp", "naive"}); }
+
+void gathers_after_update(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"zero1", "zero2"});
+  several_steps(o, line);
+}
+
+void gathers_units(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"zero3", "hsdp"});
+  several_steps(o, line);
+}
+
+void any_strategy(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"ddp", "naive", "zero1", "zero2", "zero3", "hsdp"});
+}
+
+// Not naive, whose gradients are reduced elsewhere.
+void reduced_here(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"ddp", "zero1", "zero2", "zero3", "hsdp"});
+}
+
+// One document per row: rows in which a document ends have fewer labels.
+void uneven_labels(Options& o, StrategyOptions& s, const CommandLine& line) {
+  any_strategy(o, s, line);
+  prefer(line, "--documents", o.documents, std::string("pad"));
+  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  if (!line.given("--seq")) o.seq = 256;
+}
+
+void with_decay(Options& o, StrategyOptions& s, const CommandLine& line) {
+  sharded(o, s, line);
+  need(o, o.weight_decay > 0, "weight decay; leave --weight-decay 0 out");
+}
+
+void large_epsilon(Options& o, StrategyOptions& s, const CommandLine& line) {
+  sharded(o, s, line);
+  prefer(line, "--eps", o.eps, 1e-4);
+}
+
+}  // namespace
+
+const std::vector<Sabotage>& sabotages() {
+  static const auto* const kAll = new std::vector<Sabotage>{
+      {"reduce-before-summing", "hsdp all-reduces the running sum after every micro-batch: earlier ones count again (P06)",
+       hsdp_accumulating, [](TrainerOptions&, Faults& f, int) { f.reduce_before_summing = true; }},
+      {"skip-full-bucket", "a parameter that fills its bucket alone is never reduced (P07)", small_buckets,
+       [](TrainerOptions&, Faults& f, int) { f.skip_full_bucket = true; }},
+      {"no-stream-wait", "buckets are reduced without waiting for the stream that fills them (P09)", in_buckets,
+       [](TrainerOptions&, Faults& f, int) { f.no_stream_wait = true; }},
+      {"last-micro-batch-only", "no_sync with sharded gradients: there is nowhere to keep earlier micro-batches' (P10)",
+       shards_accumulating, [](TrainerOptions&, Faults& f, int) { f.last_micro_batch_only = true; }},
+      {"decay-flat-buffer", "decays whole flat arrays, norms and biases in them too (P15)", with_decay,
+       [](TrainerOptions& t, Faults&, int) { t.optimizer.decay_all = true; }},
+      {"epsilon-inside-root", "adds Adam's epsilon under the square root (P16)", large_epsilon,
+       [](TrainerOptions& t, Faults&, int) { t.optimizer.adamw.epsilon = AdamwOptions::Epsilon::kInsideRoot; }},
+      {"norm-of-own-shard", "clips by the norm of what this rank holds of the gradient (P20)", sharded,
+       [](TrainerOptions&, Faults& f, int) { f.norm_of_own_shard = true; }},
+      {"norm-counts-replicas", "adds the squared norms of ranks that hold the same gradient (P20)", replicated,
+       [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
+      {"no-weight-gather", "each rank updates its shard and keeps the others' old weights", gathers_after_update,
+       [](TrainerOptions&, Faults& f, int) { f.no_weight_gather = true; }},
+      {"stale-weights", "gathered weights are kept over the update and used once more", gathers_units,
+       [](TrainerOptions&, Faults& f, int) { f.stale_weights = true; }},
+      {"local-label-count", "each replica divides by its own labels, and the ranks average (P02)", uneven_labels,
+       [](TrainerOptions&, Faults& f, int) { f.local_label_count = true; }},
+      {"average-again", "the sum over ranks is divided by their number, though the loss was divided already (T1)", reduced_here,
+       [](TrainerOptions&, Faults& f, int) { f.average_again = true; }},
+      {"own-seed", "every rank draws its own initial weights", any_strategy,
+       [](TrainerOptions& t, Faults&, int rank) { t.storage.seed += static_cast<std::uint64_t>(rank); }},
+  };
+  return *kAll;
+}
+
+const Sabotage& find_sabotage(const std::string& name) {
+  std::string known;
+  for (const Sabotage& s : sabotages()) {
+    if (s.name == name) return s;
+    known += (known.empty() ? "" : ", ") + s.name;
+  }
+  throw InputError("--sabotage " + name + " is not known; use one of: " + known);
+}
+
+}  // namespace ref5d::data_parallel

@@ -1,0 +1,90 @@
+// How the ranks of a data-parallel axis share the work on parameters and gradients: the strategies' common face.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/communicator.h"
+#include "common/comm/world.h"
+#include "common/model/gpt.h"
+
+namespace ref5d::data_parallel {
+
+// Mistakes to show (--sabotage).
+struct Faults {
+  bool skip_full_bucket = false;       // a parameter that fills its bucket alone is never reduced (P07)
+  bool no_stream_wait = false;         // buckets are reduced without waiting for backward (P09)
+  bool reduce_before_summing = false;  // hsdp: all-reduces the running sum after every micro-batch (P06)
+  bool last_micro_batch_only = false;  // zero2, zero3: earlier micro-batches' gradients are dropped unreduced (P10)
+  bool norm_of_own_shard = false;      // the gradient norm leaves out what other ranks hold (P20)
+  bool norm_counts_replicas = false;   // and here counts every replica (P20)
+  bool no_weight_gather = false;       // zero1, zero2: others' updated weights never arrive
+  bool stale_weights = false;          // zero3: gathered weights are kept over the update
+  bool local_label_count = false;      // each replica divides by its own labels, then the ranks average (P02)
+  bool average_again = false;          // the sum over ranks is divided by their number, on top of the loss's division (T1)
+};
+
+struct StrategyOptions {
+  std::string kind = "ddp";             // naive | ddp | zero1 | zero2 | zero3 | hsdp
+  double bucket_bytes = 0.25 * 0x1p20;  // ddp, zero1
+  bool overlap = true;                  // ddp, zero1: reduce during backward; false: after it
+  bool sync_every_micro_batch = false;  // ddp, zero1: no no_sync
+  bool keep_full_gradients = false;     // zero2: sums locally, reduces once
+  bool all_reduce_gradients = false;    // zero1: all-reduces what a reduce-scatter would do for
+  bool whole_model_unit = false;        // zero2, zero3, hsdp
+  bool prefetch = true;                 // zero3, hsdp: gathers the next unit's weights during this one's work
+  Dtype reduce_dtype = Dtype::kFp32;    // of gradients of bf16 weights
+  double padding = 0;                   // what the padding of flat arrays holds
+  Faults faults;
+};
+
+[[nodiscard]] std::vector<std::string> strategy_names();
+
+// What a strategy works with. `shard`: the ranks that cut state between them; `replicate`: those that hold the same shard (of
+// hsdp; null where there are none).
+struct Setup {
+  Gpt& gpt;
+  Stream& compute;
+  Communicator& shard;
+  Communicator* replicate;
+  StorageOptions storage;
+  StrategyOptions options;
+
+  // The dtype in which gradients travel.
+  [[nodiscard]] Dtype reduce_dtype() const { return storage.dtype == Dtype::kBf16 ? options.reduce_dtype : storage.dtype; }
+  // The dtype in which a step's gradient is summed.
+  [[nodiscard]] Dtype sum_dtype() const { return storage.fp32_gradient_sum ? accumulator_of(storage.dtype) : storage.dtype; }
+  // The ledger's category of that sum.
+  [[nodiscard]] MemoryCategory sum_category() const {
+    return sum_dtype() == storage.dtype ? MemoryCategory::kGradients : MemoryCategory::kGradientAccumulation;
+  }
+};
+
+// A step's calls, in their order. Gradients are final on the compute stream, in what each parameter's placement leaves to this
+// rank, after end_step.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+  // A parameter has its storage: gives up what other ranks keep.
+  virtual void shard(Parameter&) {}
+  virtual void begin_step(std::int64_t micro_batches) = 0;
+  virtual void begin_micro_batch(std::int64_t /*m*/) {}
+  virtual void end_micro_batch(std::int64_t /*m*/) {}
+  virtual void end_step() = 0;
+  virtual void after_update() {}
+  // Whether this rank holds a part of the gradients only, so that norms are sums over `shard`.
+  [[nodiscard]] virtual bool shards_gradients() const { return false; }
+};
+
+// Before the model has storage. Sets the placements.
+[[nodiscard]] std::unique_ptr<Strategy> make_strategy(const Setup& setup);
+
+// All-reduces a gradient, in the dtype of the reduction.
+void all_reduce_gradient(Communicator& ranks, Stream& stream, const Tensor& gradient, Dtype reduce_dtype);
+// shard [n / N] = the sum over ranks of its part of gradient [n], in the dtype of the reduction; gradient and shard may differ
+// in dtype, and the shard may be the rank's own part of the gradient.
+void reduce_scatter_gradient(Communicator& ranks, Stream& stream, const Tensor& shard, const Tensor& gradient,
+                             Dtype reduce_dtype);
+
+}  // namespace ref5d::data_parallel
