@@ -1,5 +1,5 @@
 // 02_ddp_zero: data parallelism, from an all-reduce after backward to fully sharded state.
-#include "02_ddp_zero/ddp_zero.h"
+#include "02_ddp_zero/experiments.h"
 #include "common/app/command_line.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
@@ -50,6 +50,12 @@ int main(int argc, char** argv) {
     line.add_choice("--unit", unit, "zero2, zero3, hsdp: what is gathered and reduced at a time", {"block", "model"});
     line.add_switch("--prefetch", strategy.prefetch, "zero3, hsdp: gather the next unit during this one's work");
     line.add_option("--shard-size", lesson.shard_size, "hsdp: ranks that share a copy; 0: a node's", {.min = 0});
+    std::string experiment = "none", virtual_trace;
+    double link_mbit = 10000, link_latency_us = 20;
+    line.add_choice("--experiment", experiment, "side experiments, each with its claims", experiment_names());
+    line.add_option("--link-mbit", link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0, .open_min = true});
+    line.add_option("--link-latency", link_latency_us, "of virtual time: microseconds of a message", {.min = 0});
+    line.add_option("--virtual-trace", virtual_trace, "where --experiment overlap writes its timelines", "PREFIX");
     for (const auto& s : sabotages()) line.add_sabotage(s.name, s.breaks);
     if (line.parse(argc, argv, world.is_root() ? stdout : nullptr) == ParseOutcome::kEnd) return 0;
 
@@ -61,6 +67,7 @@ int main(int argc, char** argv) {
       lesson.sabotage = &find_sabotage(options.sabotage);
       lesson.sabotage->prepare(options, strategy, line);
       if (!options.verify) throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
+      if (world.size() == 1) throw InputError("--sabotage needs several ranks; start it with mpiexec -n 2");
     }
     check_flags(line, strategy);
     configure_communication(world, options);
@@ -69,6 +76,9 @@ int main(int argc, char** argv) {
 
     Report report = data_parallel::run(options, lesson, world, mesh);
     set_value(report.config, "strategy", strategy.kind);
+    set_value(report.config, "experiment", experiment);
+    Experiment given{options, lesson, link_mbit, link_latency_us, virtual_trace, world, mesh, report};
+    run_experiments(experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });
 }

@@ -64,6 +64,7 @@ class MpiTransport : public Transport {
     for (const Transfer& t : receives) in.push_back({world_rank(t.peer), staging.to_receive(t.data, t.bytes), t.bytes});
     auto requests = std::make_shared<std::vector<MPI_Request>>();
     PolledWork work{.name = call.name, .start = {}, .poll = {}, .order_key = key_, .timeout = world().timeout()};
+    for (const Wire& w : out) work.bytes += static_cast<std::int64_t>(w.bytes);
     work.start = [requests, out, in, tag = group_.tag, count = call.count] {
       for (const Wire& w : in) mpi::post_receive(*requests, w.data, w.bytes, w.peer, tag);
       for (const Wire& w : out) {

@@ -9,6 +9,7 @@
 #include "common/device/memory_ledger.h"
 #include "common/device/profiler.h"
 #include "common/device/stream.h"
+#include "common/device/timeline.h"
 
 namespace ref5d {
 
@@ -21,6 +22,7 @@ class Device {
   [[nodiscard]] FlopsLedger& flops() { return flops_; }
   [[nodiscard]] BytesLedger& bytes() { return bytes_; }
   [[nodiscard]] Profiler& profiler() { return profiler_; }
+  [[nodiscard]] Timeline& timeline() { return timeline_; }
   // The stream that computes. Created on first use.
   [[nodiscard]] Stream& compute();
   // Host threads for kernels on the CPU, at most as many as OMP_THREAD_LIMIT allows. RunError if the system does not give them.
@@ -38,6 +40,7 @@ class Device {
   FlopsLedger flops_;
   BytesLedger bytes_;
   Profiler profiler_;
+  Timeline timeline_;
   int threads_ = 1;
   std::unique_ptr<Stream> compute_;
 };

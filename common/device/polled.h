@@ -19,6 +19,7 @@ struct PolledWork {
   const void* order_key = nullptr;
   // How long it may be polled; 0: for ever. Time that the host spends elsewhere hardly counts (detail::Patience).
   std::chrono::nanoseconds timeout{0};
+  std::int64_t bytes = 0;  // that it sends, for virtual time (timeline.h)
 };
 
 // What is enqueued on `stream` later runs when the work is complete. An error of start or poll, or a time-out (RunError, with

@@ -1,5 +1,7 @@
 #include "common/device/cpu/executor.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -28,7 +30,15 @@ struct Entry {
   bool started = false;            // kPolled
   std::chrono::steady_clock::time_point begin{};
   detail::Patience patience{};
+  std::size_t recorded = 0;  // its place in the timeline, counted from 1
 };
+
+// Of this thread. Unlike the clock on the wall, it stands still while other ranks have the core.
+double processor_us() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) / 1e3;
+}
 
 }  // namespace
 
@@ -66,6 +76,7 @@ class Executor {
 
   void push(Stream::Impl& s, Entry e) {
     if (e.kind == Entry::Kind::kWork || e.kind == Entry::Kind::kPolled) e.task = s.clock.enqueue(e.work.name);
+    if (device().timeline().on()) record(s, e);
     s.entries.push_back(std::move(e));
     const Entry& pushed = s.entries.back();
     if (pushed.work.order_key != nullptr) turns_[pushed.work.order_key].push_back(&pushed);
@@ -118,6 +129,15 @@ class Executor {
   }
 
  private:
+  // Into the timeline. An event is known by the flag that says whether it has happened.
+  static void record(const Stream::Impl& s, Entry& e) {
+    using Kind = TimelineEntry::Kind;
+    constexpr Kind kKinds[] = {Kind::kWork, Kind::kCommunication, Kind::kRecord, Kind::kWait};
+    Timeline& timeline = device().timeline();
+    e.recorded =
+        1 + timeline.add({kKinds[static_cast<int>(e.kind)], timeline.stream(s.name), e.work.name, 0, e.work.bytes, e.happened});
+  }
+
   Progress step(bool late) {
     stepping_ = true;
     const struct Done {
@@ -214,9 +234,13 @@ class Executor {
     if (e.kind == Entry::Kind::kRecord) *e.happened = true;
     if (e.kind != Entry::Kind::kWork) return;
     const emu::Running running(e.task);
-    if (!device().profiler().on()) return e.work.start();
+    Timeline& timeline = device().timeline();
+    const bool timed = timeline.on() && e.recorded > 0;
+    if (!device().profiler().on() && !timed) return e.work.start();
     e.begin = std::chrono::steady_clock::now();
+    const double before = timed ? processor_us() : 0;
     e.work.start();
+    if (timed) timeline.took(e.recorded - 1, processor_us() - before);
     record_span(s, e, std::chrono::steady_clock::now());
   }
 

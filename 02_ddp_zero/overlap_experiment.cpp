@@ -1,0 +1,82 @@
+// What communication adds to a step. Ranks that share cores gain nothing from overlap on the clock, so the kernels' own times
+// are replayed with a link of a stated speed (common/device/timeline.h).
+#include <fmt/format.h>
+
+#include <map>
+
+#include "02_ddp_zero/experiments.h"
+#include "02_ddp_zero/measure.h"
+#include "common/device/device.h"
+#include "common/device/error.h"
+#include "common/io/trace.h"
+#include "common/verify/table.h"
+
+namespace ref5d::data_parallel {
+
+namespace {
+
+void write_virtual_trace(const std::string& path, const Measured& m, const VirtualRun& run) {
+  std::vector<TraceSpan> spans;
+  for (const VirtualSpan& s : run.spans) {
+    spans.push_back({0,
+                     m.streams[static_cast<std::size_t>(s.stream)],
+                     s.name,
+                     s.start_us,
+                     s.duration_us,
+                     s.communication ? "communication" : "compute",
+                     {}});
+  }
+  write_trace(path, spans);
+}
+
+void claim_less(Experiment& e, const std::map<std::string, VirtualRun>& runs, const char* a, const char* b) {
+  e.report.claims.push_back(make_claim(fmt::format("exposed in virtual time: less with {} than with {}", a, b), 1,
+                                       runs.at(a).exposed_us() < runs.at(b).exposed_us() ? 1 : 0, 0, "",
+                                       fmt::format("{:.0f} and {:.0f} us", runs.at(a).exposed_us(), runs.at(b).exposed_us())));
+}
+
+}  // namespace
+
+void overlap_experiment(Experiment& e) {
+  if (Device::mode() == "cuda")
+    throw InputError("--experiment overlap replays times that MODE=cpu records; on GPUs --trace shows the overlap itself");
+  const Link link{e.link_latency_us, e.link_mbit / 8};
+  std::map<std::string, VirtualRun> runs;
+  std::vector<std::vector<std::string>> table{
+      {"strategy", "computation, us", "on the link, us", "exposed, us", "of it", "virtual step, us"}};
+  const auto run_one = [&](const char* name, const char* kind, bool prefetch) {
+    StrategyOptions s;
+    s.kind = kind;
+    s.prefetch = prefetch;
+    s.bucket_bytes = e.lesson.strategy.bucket_bytes;
+    s.reduce_dtype = e.lesson.strategy.reduce_dtype;
+    const Measured m = measure(e.options, s, hsdp_shard_size(e.lesson, e.world, e.mesh), 7, e.world, e.mesh);
+    const VirtualRun run = replay(m.timeline, link);
+    runs[name] = run;
+    const double share = run.communication_us > 0 ? run.exposed_us() / run.communication_us : 0;
+    table.push_back({name, fmt::format("{:.0f}", run.compute_us), fmt::format("{:.0f}", run.communication_us),
+                     fmt::format("{:.0f}", run.exposed_us()), fmt::format("{:.0f}%", 100 * share),
+                     fmt::format("{:.0f}", run.total_us)});
+    if (!e.virtual_trace.empty() && e.world.is_root())
+      write_virtual_trace(fmt::format("{}.{}{}.json", e.virtual_trace, kind, prefetch ? "" : "-no-prefetch"), m, run);
+  };
+  run_one("naive", "naive", true);
+  run_one("ddp", "ddp", true);
+  run_one("zero1", "zero1", true);
+  run_one("zero2", "zero2", true);
+  run_one("zero3, no prefetch", "zero3", false);
+  run_one("zero3", "zero3", true);
+  run_one("hsdp", "hsdp", true);
+  if (!e.world.is_root()) return;
+  if (e.mesh["dp"].size() > 1) {
+    e.report.claims.push_back(make_claim("exposed in virtual time: naive, of its communication", 1,
+                                         runs["naive"].exposed_us() / runs["naive"].communication_us, 1e-9));
+    claim_less(e, runs, "ddp", "naive");
+    claim_less(e, runs, "zero3", "zero3, no prefetch");
+  }
+  if (e.prints())
+    fmt::print("\nCommunication beside computation, rank 0, on a link of {} Mbit/s with {} us per message\n{}", e.link_mbit,
+               e.link_latency_us, format_table(table, "lrrrrr"));
+}
+
+}  // namespace ref5d::data_parallel
