@@ -33,13 +33,11 @@ void buckets_experiment(Experiment& e) {
     for (const TrafficRow& t : m.report.traffic)
       if (t.phase == "gradients") calls += t.calls / kSteps;
     sent.insert(measured_traffic(m.report, kSteps).gradients);
-    e.report.claims.push_back(make_claim(fmt::format("buckets of {} KiB: reductions in a step", kib),
+    const std::string bucket = kib == 0 ? "a parameter" : kib > 1e5 ? "everything" : fmt::format("{} KiB", kib);
+    e.report.claims.push_back(make_claim(fmt::format("buckets of {}: reductions in a step", bucket),
                                          static_cast<double>(layout.groups.size()), static_cast<double>(calls)));
     const VirtualRun run = replay(m.timeline, link);
-    table.push_back({kib == 0    ? "a parameter"
-                     : kib > 1e5 ? "all"
-                                 : fmt::format("{} KiB", kib),
-                     fmt::format("{}", calls), grouped_digits(measured_traffic(m.report, kSteps).gradients / ranks),
+    table.push_back({bucket, fmt::format("{}", calls), grouped_digits(measured_traffic(m.report, kSteps).gradients / ranks),
                      fmt::format("{:.0f}", run.communication_us), fmt::format("{:.0f}", run.exposed_us()),
                      fmt::format("{:.0f}", run.total_us), fmt::format("{:.1f}", m.step_ms)});
   }

@@ -71,6 +71,22 @@ void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const ch
       make_claim(fmt::format("sent: {} / {}", a, b), expected, rows.at(a).sent / rows.at(b).sent, 0, "", note));
 }
 
+// Where a node's ranks share a copy, hsdp sends between nodes what its replicas add up, once. Under zero3 a rank sends to each
+// of the others alike, of whom N - S are elsewhere.
+void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, int shard) {
+  const int ranks = e.mesh["dp"].size(), nodes = e.world.node_count();
+  if (nodes < 2 || shard * nodes != ranks) return;
+  StrategyOptions s = e.lesson.strategy;
+  s.kind = "hsdp";
+  const Layout layout = layout_of(e.options, model_config(e.options), s, ranks, shard);
+  e.report.claims.push_back(make_claim("between nodes: hsdp, by all ranks",
+                                       static_cast<double>(expected_traffic(layout, s).between_replicas),
+                                       rows.at("hsdp").between_nodes, 0, "bytes"));
+  e.report.claims.push_back(make_claim("between nodes: zero3, by all ranks",
+                                       rows.at("zero3").sent * (ranks - shard) / (ranks - 1), rows.at("zero3").between_nodes,
+                                       1e-12, "bytes"));
+}
+
 // Sent by all ranks, of one layout and another, both from the formulas.
 double formula(const Experiment& e, const StrategyOptions& s, int shard) {
   const Layout layout = layout_of(e.options, model_config(e.options), s, e.mesh["dp"].size(), shard);
@@ -109,6 +125,7 @@ void compare_experiment(Experiment& e) {
   expect("zero3", "zero2");
   expect("zero2", "zero2, full gradients");
   expect("hsdp", "zero3");
+  claim_between_nodes(e, rows, shard);
 }
 
 }  // namespace ref5d::data_parallel
