@@ -71,7 +71,10 @@ int main(int argc, char** argv) {
     }
     check_flags(line, strategy);
     configure_communication(world, options);
-    if (world.is_root()) check_output_paths(options);
+    (void)on_root(world, [&] {
+      check_output_paths(options);
+      return std::string();
+    });
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
 
     Report report = data_parallel::run(options, lesson, world, mesh);

@@ -58,13 +58,22 @@ void configure_communication(World& world, const Options& options) {
 }
 
 std::string on_root(World& world, const std::function<std::string()>& work) {
-  std::string result;
+  Failure outcome{kExitOk, ""};
   if (world.is_root()) {
-    device().set_threads(threads_per_process(1));
-    result = work();
-    device().set_threads(threads_per_process(world.local_size()));
+    try {
+      device().set_threads(threads_per_process(1));
+      outcome.message = work();
+      device().set_threads(threads_per_process(world.local_size()));
+    } catch (...) {
+      outcome = current_failure();
+    }
   }
-  return to_text(broadcast_on_host(world.everyone(), to_bytes(result), true));
+  outcome.status = static_cast<int>(
+      to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(outcome.status)), true)));
+  outcome.message = to_text(broadcast_on_host(world.everyone(), to_bytes(outcome.message), true));
+  if (outcome.status == kExitBadInput) throw InputError(outcome.message);
+  if (outcome.status != kExitOk) throw RunError(outcome.message);
+  return outcome.message;
 }
 
 std::vector<TraceSpan> gather_spans(World& world, const std::vector<TraceSpan>& mine) {

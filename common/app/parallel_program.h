@@ -23,7 +23,8 @@ namespace ref5d {
 // All ranks call it once the flags are read: time-out, nodes, order ledger and backend. Prints what was chosen, on rank 0.
 void configure_communication(World& world, const Options& options);
 
-// Runs `work` on rank 0 with all of its machine's cores while the others wait; returns what it returns, on all ranks.
+// Runs `work` on rank 0 with all of its machine's cores while the others wait. What it returns, or throws, all ranks return or
+// throw.
 [[nodiscard]] std::string on_root(World& world, const std::function<std::string()>& work);
 
 // Every rank's spans on rank 0, on rank 0's clock.

@@ -69,15 +69,22 @@ void World::set_ranks_per_node(std::int64_t n) {
   for (int r = 0; r < size_; ++r) nodes_[static_cast<std::size_t>(r)] = static_cast<int>(r / n);
 }
 
-// Ranks over TCP were killed in MPI_Finalize when their peers had ended already; so all meet first, and then take their time.
+// Over TCP, UCX closes a connection by a request that the other side must answer, and MPICH waits in its last barrier without
+// answering: a rank that comes late would wait for ever, or find its peers gone. So every rank first hears from every other, both
+// ways, and then leaves the connections time to fall silent.
 World::~World() {
   if (size_ > 1) {
-    MPI_Request request;
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    std::vector<MPI_Request> requests;
+    std::vector<std::byte> nothing(static_cast<std::size_t>(size_));
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      mpi::post_receive(requests, &nothing[static_cast<std::size_t>(r)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
+      mpi::post_send(requests, &nothing[static_cast<std::size_t>(rank_)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
+    }
     poll_until(
         [&] {
           int done = 0;
-          MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+          MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
           return done != 0;
         },
         std::chrono::seconds(10));
