@@ -3,7 +3,9 @@
 # make test       builds and runs all tests, the emulator's too; the last line is "N passed, N failed"
 # make test MODE=emu SEED=7   the unit tests under the emulator, but for some that would take it minutes, in a seed's order
 # make test-fast  the tests without the programs' and the emulator's
-# make bench      speed: tokens/s, GFLOP/s, time by kernel; each operation beside what memory or multipliers allow
+# make bench      speed: tokens/s, GFLOP/s, time by kernel; each operation beside what memory or multipliers allow;
+#                 time and bandwidth of each communication
+# make plots      pictures of each lesson, in build/plots: memory, traffic, timelines (needs Python with matplotlib)
 # make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
 # make clean
@@ -20,7 +22,7 @@ endif
 BUILD := build/$(MODE)
 
 LESSONS := $(patsubst %/main.cpp,%,$(wildcard 0[1-7]_*/main.cpp))
-TOOLS := $(filter compare bench kernels,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
+TOOLS := $(filter compare bench bench_comm kernels,$(patsubst common/tools/%.cpp,%,$(wildcard common/tools/*.cpp)))
 # Kernels that bring a main of their own, for the emulator.
 EMULATED := $(if $(filter emu,$(MODE)),$(patsubst common/tools/emulate/%.cu,emulate_%,$(wildcard common/tools/emulate/*.cu)))
 
@@ -95,7 +97,7 @@ $(shell mkdir -p $(BUILD); \
   echo '$(CXXFLAGS) $(KERNEL_FLAGS) $(KERNEL_OPTIMIZE) $(ACCESS_FLAGS) $(SANITIZERS) $(GENCODE)' >$(FLAGS).new; \
   cmp -s $(FLAGS).new $(FLAGS) && rm $(FLAGS).new || mv $(FLAGS).new $(FLAGS))
 
-.PHONY: all tests emulator-tests run test test-fast bench gpu-check deps clean
+.PHONY: all tests emulator-tests run test test-fast bench plots gpu-check deps clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: $(PROGRAMS)
@@ -191,7 +193,14 @@ bench: deps
 	$(BUILD)/bench
 ifneq ($(MODE),emu)
 	$(BUILD)/kernels --bench
+	mpiexec -n 2 $(BUILD)/bench_comm
+	mpiexec -n 4 $(BUILD)/bench_comm
 endif
+
+# A lesson's script runs its program, draws, and prints the pictures' names.
+plots: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(LESSONS:%=$(BUILD)/%)
+	@set -e; for lesson in $(patsubst %/plots,%,$(wildcard 0[1-7]_*/plots)); do $$lesson/plots $(BUILD) build/plots/$$lesson; done
 
 gpu-check:
 	@common/tools/gpu_check

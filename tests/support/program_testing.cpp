@@ -179,6 +179,7 @@ Outcome run_binary(const std::string& name, const std::vector<std::string>& argu
     return outcome;
   }
   std::vector<std::string> argument_texts{path}, environment_texts = environment_with(options.environment);
+  if (options.ranks > 1) argument_texts = {"mpiexec", "-n", std::to_string(options.ranks), path};
   argument_texts.insert(argument_texts.end(), arguments.begin(), arguments.end());
   const std::vector<char*> argv = pointers(argument_texts), envp = pointers(environment_texts);
 
@@ -189,7 +190,7 @@ Outcome run_binary(const std::string& name, const std::vector<std::string>& argu
   if (child < 0) std::abort();
   if (child == 0) {
     prepare_child(options, redirected >= 0 ? redirected : out.ends[1], err.ends[1]);
-    execve(path.c_str(), argv.data(), envp.data());
+    execvpe(argv[0], argv.data(), envp.data());  // mpiexec is on PATH
     _exit(127);
   }
   if (redirected >= 0) close(redirected);
@@ -234,7 +235,8 @@ void expect_one_error(const Outcome& outcome, int status, const std::vector<std:
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_TRUE(outcome.err.ends_with('\n')) << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with("01_grad_accum: ") || outcome.err.starts_with("compare: ") ||
-              outcome.err.starts_with("bench: ") || outcome.err.starts_with("kernels: "))
+              outcome.err.starts_with("bench: ") || outcome.err.starts_with("kernels: ") ||
+              outcome.err.starts_with("plots: ") || outcome.err.starts_with("bench_comm: "))
       << outcome.err;
   for (const std::string& part : parts) expect_contains(outcome.err, part);
   for (const char* success : {"checks hold", "claims hold", "checks and"})

@@ -26,6 +26,7 @@ struct RunOptions {
   std::optional<std::int64_t> address_space_limit;  // bytes (RLIMIT_AS)
   bool obey_permissions = false;                    // also as root, who may otherwise write everywhere
   bool one_core = false;
+  int ranks = 1;         // more: under mpiexec
   std::string out_file;  // where stdout goes; empty: to Outcome::out
 };
 

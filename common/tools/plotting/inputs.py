@@ -1,0 +1,98 @@
+"""Reports (common/docs/report.md) and traces (Chrome's trace-event format), read and checked."""
+
+import json
+import math
+import os
+from collections import namedtuple
+
+
+class BadInput(Exception):
+    """What the user can put right; ends the program with one line."""
+
+
+# name: how the picture calls it. setup: what was run, in words. memory: {rank: {category: peak bytes}}.
+# traffic: [(axis, phase, bytes that rank 0 sent, bytes that all sent)]. size: ranks. parameters: of the model.
+Report = namedtuple("Report", "name setup memory traffic size parameters steps")
+# One thing that ran. us on the trace's clock.
+Span = namedtuple("Span", "rank stream name start end")
+
+
+def check_picture_name(path):
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"{path} ends in '{ending}'; pictures are .png, .svg or .pdf")
+
+
+def describe(error):
+    return f"no {error} in it" if isinstance(error, KeyError) else str(error)
+
+
+def split_name(argument):
+    """NAME=FILE -> (NAME, FILE); FILE -> (None, FILE)."""
+    name, equals, path = argument.partition("=")
+    return (name, path) if equals and not os.path.exists(argument) else (None, argument)
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+
+
+def read_reports(arguments):
+    reports = []
+    for argument in arguments:
+        name, path = split_name(argument)
+        data = read_json(path)
+        try:
+            reports.append(_report(name, path, data))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BadInput(f"{path} is not a report that a program wrote with --json ({describe(error)})") from None
+    names = [r.name for r in reports]
+    return [r if names.count(r.name) == 1 else r._replace(name=f"{r.name} ({split_name(a)[1]})")
+            for r, a in zip(reports, arguments)]
+
+
+def _report(name, path, data):
+    config = data["config"]
+    memory = {}
+    for row in data["memory"]:
+        memory.setdefault(int(row["rank"]), {})[str(row["category"])] = int(row["peak_bytes"])
+    size = math.prod(int(n) for n in data["mesh"].values()) if "mesh" in data else 1
+    parameters, steps = int(config["parameters"]), int(config["steps"])
+    if parameters < 1 or steps < 1 or not memory:
+        raise ValueError("no parameters, steps or memory in it")
+    traffic = [(str(t["axis"]), str(t["phase"]), int(t["wire_bytes"]), int(t["total_wire_bytes"])) for t in data["traffic"]]
+    setup = f"{data['program']}, {config['model']} in {config['dtype']} on {size} rank{'' if size == 1 else 's'}"
+    return Report(name or str(config.get("strategy", data["program"])), setup, memory, traffic, size, parameters, steps)
+
+
+def read_traces(arguments):
+    return [_trace(a) for a in arguments]
+
+
+def _trace(argument):
+    """The trace's name, and its spans in the order of their start."""
+    name, path = split_name(argument)
+    data = read_json(path)
+    try:
+        events = data["traceEvents"] if isinstance(data, dict) else data
+        streams = {e["tid"]: (int(e["pid"]), str(e["args"]["name"])) for e in events
+                   if e["ph"] == "M" and e["name"] == "thread_name"}
+        spans = []
+        for e in events:
+            if e["ph"] == "X":
+                rank, stream = streams[e["tid"]]
+                spans.append(Span(rank, stream, str(e["name"]), float(e["ts"]), float(e["ts"]) + float(e["dur"])))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadInput(f"{path} is not a trace that a program wrote with --trace ({describe(error)})") from None
+    if not spans:
+        raise BadInput(f"{path} has no spans in it")
+    stem = os.path.basename(path)
+    for ending in (".json", ".trace"):
+        stem = stem.removesuffix(ending)
+    return name or stem, sorted(spans, key=lambda s: s.start)

@@ -1,0 +1,93 @@
+// common/tools/plots, where there is a python3 with matplotlib: pictures are made, and what it cannot read takes one line.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/io/file.h"
+#include "tests/support/io_testing.h"
+#include "tests/support/program_testing.h"
+
+namespace ref5d::testing {
+namespace {
+
+class Plots : public ::testing::Test {
+ protected:
+  // A report of two ranks that hold and send different amounts, and a trace of lesson 01's program.
+  void SetUp() override {
+    if (std::system("python3 -c 'import matplotlib' >/dev/null 2>&1") != 0) GTEST_SKIP() << "python3 has no matplotlib";
+    report_ = dir_.put("report.json", R"({"program": "p", "mesh": {"edp": 2},
+      "config": {"model": "tiny", "dtype": "bf16", "strategy": "zero3", "parameters": 1000, "steps": 2},
+      "memory": [{"rank": 0, "category": "parameters", "peak_bytes": 2000},
+                 {"rank": 1, "category": "parameters", "peak_bytes": 3000},
+                 {"rank": 1, "category": "a new category", "peak_bytes": 100}],
+      "traffic": [{"axis": "dp/outer", "phase": "gradients", "wire_bytes": 4000, "total_wire_bytes": 9000},
+                  {"axis": "dp", "phase": "forward", "wire_bytes": 4000, "total_wire_bytes": 8000}]})");
+    trace_ = dir_.path("trace.json");
+  }
+  void train() const {
+    const Outcome run = run_tiny("--no-verify --quiet --trace " + trace_);
+    ASSERT_EQ(run.exit_status, 0) << run.description();
+  }
+  [[nodiscard]] Outcome plot(const std::string& arguments, const RunOptions& options = {}) const {
+    return run_binary("../../common/tools/plots", words(arguments), options);
+  }
+  // Expects a picture that begins as files of its kind do, and its name on stdout.
+  void expect_picture(const std::string& picture, const std::string& out, const std::string& arguments,
+                      const std::string& beginning) const {
+    const Outcome run = plot(picture + " " + dir_.path(out) + " " + arguments);
+    EXPECT_EQ(run.exit_status, 0) << run.description();
+    EXPECT_EQ(run.err, "");
+    EXPECT_EQ(run.out, dir_.path(out) + "\n");
+    if (!std::filesystem::exists(dir_.path(out))) return;
+    const std::string content = read_file(dir_.path(out));
+    EXPECT_TRUE(content.starts_with(beginning)) << content.substr(0, 20);
+    EXPECT_GT(content.size(), 5000u);
+  }
+  void expect_refused(const std::string& arguments, const std::vector<std::string>& parts) const {
+    SCOPED_TRACE(arguments);
+    expect_one_error(plot(arguments), 2, parts);
+    EXPECT_FALSE(std::filesystem::exists(dir_.path("o.png")));
+  }
+
+  TempDir dir_;
+  std::string report_, trace_;
+};
+
+TEST_F(Plots, PicturesAreMade) {
+  train();
+  const std::string png = "\x89PNG\r\n\x1a\n";
+  expect_picture("memory", "memory.png", report_ + " again=" + report_, png);
+  expect_picture("traffic", "traffic.png", report_, png);
+  expect_picture("timeline", "timeline.png", trace_ + " --step 2", png);
+  expect_picture("timeline", "backward.svg", trace_ + " --ranks 0 --backward", "<?xml");
+}
+
+TEST_F(Plots, WhatIsWrongTakesOneLine) {
+  const std::string out = dir_.path("o.png"), no_json = dir_.put("broken.json", "{"), other = dir_.put("other.json", "[1]");
+  train();
+  expect_refused("", {"required", "memory|traffic|timeline"});
+  expect_refused("pie " + out + " " + report_, {"pie", "memory"});
+  expect_refused("memory " + out, {"required"});
+  expect_refused("memory " + out + " nowhere.json", {"nowhere.json", "No such file"});
+  expect_refused("memory " + out + " " + no_json, {"broken.json", "is not JSON"});
+  expect_refused("traffic " + out + " " + other, {"other.json", "is not a report", "--json"});
+  expect_refused("timeline " + out + " " + other, {"other.json", "is not a trace", "--trace"});
+  expect_refused("memory " + out + " " + trace_, {"trace.json", "is not a report"});
+  expect_refused("timeline " + out + " " + report_, {"report.json", "is not a trace"});
+  expect_refused("timeline " + out + " " + trace_ + " --ranks 0,7", {"no rank 7"});
+  expect_refused("timeline " + out + " " + trace_ + " --step 3", {"steps 1 to 2"});
+  expect_refused("timeline " + out + " " + trace_ + " --from-ms 5000000", {"nothing ran"});
+  expect_refused("memory " + dir_.path("o.bmp") + " " + report_, {"o.bmp", ".png, .svg or .pdf"});
+  expect_refused("memory " + dir_.path("none/o.png") + " " + report_, {"cannot be written"});
+}
+
+TEST_F(Plots, WithoutMatplotlibItSaysWhatToInstall) {
+  dir_.put("matplotlib.py", "raise ImportError\n");
+  RunOptions options;
+  options.environment = {"PYTHONPATH=" + dir_.path()};
+  expect_one_error(plot("memory " + dir_.path("o.png") + " " + report_, options), 2, {"no matplotlib", "python3-matplotlib"});
+}
+
+}  // namespace
+}  // namespace ref5d::testing
