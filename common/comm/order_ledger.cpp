@@ -54,9 +54,9 @@ void OrderLedger::compare() {
     mpi::check(MPI_Iprobe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &found, &status), "MPI_Iprobe");
     if (found == 0) break;
     Notice notice;
-    // It is there, so this does not wait.
-    mpi::check(MPI_Recv(&notice, sizeof(notice), MPI_BYTE, status.MPI_SOURCE, kTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
-               "MPI_Recv");
+    std::vector<MPI_Request> requests;
+    mpi::post_receive(requests, reinterpret_cast<std::byte*>(&notice), sizeof(notice), status.MPI_SOURCE, kTag);
+    mpi::wait_all(requests, "a notice of --check-order", world().timeout());
     peers_[status.MPI_SOURCE].theirs.push_back(notice);
   }
   for (auto& [rank, peer] : peers_) compare_with(rank, peer);

@@ -16,16 +16,21 @@ __device__ __forceinline__ A combine(A a, A b) {
 template <typename T, typename A, bool kMax>
 __global__ void reduce_in_rank_order_kernel(T* out, const T* own, const T* __restrict__ received, std::int64_t n, int rank,
                                             int parts) {
-  const std::int64_t begin = blockIdx.x * kStretch, end = min(n, begin + kStretch);
-  REF5D_SIMD
-  for (std::int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    A sum = rank == 0 ? A(own[i]) : A(received[i]);
-    for (int r = 1; r < parts; ++r) {
-      const T* part = r == rank ? own : received + std::int64_t(r < rank ? r : r - 1) * n;
-      sum = combine<A, kMax>(sum, A(part[i]));
+  const std::int64_t begin = blockIdx.x * kStretch, count = min(kStretch, n - begin);
+  // One part after the other, so that the loops vectorise; every thread keeps to its own elements.
+  A* sum = shared<A, kStretch>();
+  for (int r = 0; r < parts; ++r) {
+    const T* part = (r == rank ? own : received + std::int64_t(r < rank ? r : r - 1) * n) + begin;
+    if (r == 0) {
+      REF5D_SIMD
+      for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum[i] = A(part[i]);
+    } else {
+      REF5D_SIMD
+      for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum[i] = combine<A, kMax>(sum[i], A(part[i]));
     }
-    out[i] = T(sum);
   }
+  REF5D_SIMD
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) out[begin + i] = T(sum[i]);
 }
 
 template <typename T, typename A>

@@ -70,8 +70,8 @@ void World::set_ranks_per_node(std::int64_t n) {
 }
 
 // Over TCP, UCX closes a connection by a request that the other side must answer, and MPICH waits in its last barrier without
-// answering: a rank that comes late would wait for ever, or find its peers gone. So every rank first hears from every other, both
-// ways, and then leaves the connections time to fall silent.
+// answering: a rank that comes late would wait for ever, or find its peers gone. So every rank first hears from every other,
+// both ways, and then leaves the connections time to fall silent.
 World::~World() {
   if (size_ > 1) {
     std::vector<MPI_Request> requests;
@@ -105,8 +105,16 @@ bool World::everyone_failed(const std::function<void()>& report) {
   const auto arrived = [&](int from) {
     int found = 0;
     MPI_Iprobe(from, kFailureTag, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
-    if (found != 0) MPI_Recv(&nothing, 1, MPI_CHAR, from, kFailureTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    return found != 0;
+    if (found == 0) return false;
+    MPI_Request request;
+    MPI_Irecv(&nothing, 1, MPI_CHAR, from, kFailureTag, MPI_COMM_WORLD, &request);
+    return poll_until(
+        [&] {
+          int done = 0;
+          MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+          return done != 0;
+        },
+        kGrace);
   };
   const auto tell = [&](int to) {
     MPI_Request request;
