@@ -37,7 +37,7 @@ LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(c
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
 TEST_GROUPS := $(sort $(TEST_GROUPS))
 ifeq ($(MODE),emu)
-TEST_GROUPS := unit
+TEST_GROUPS := unit parallel
 endif
 PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
@@ -106,7 +106,7 @@ tests: $(TESTS)
 # What the emulator's tests compare with, and the program that they start.
 ifeq ($(MODE),emu)
 tests emulator-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum $(EMULATED:%=$(BUILD)/%)
-emulator-tests: $(BUILD)/tests/emulator
+emulator-tests: $(BUILD)/tests/emulator $(BUILD)/tests/parallel
 $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	@mkdir -p $(@D)
 	build/cpu/kernels --write $@
@@ -177,9 +177,10 @@ test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
-	@tests/run $(TEST_RUNS) build/emu/tests/emulator
+	@tests/run $(TEST_RUNS) build/emu/tests/emulator build/emu/tests/parallel@3
 else ifeq ($(MODE),emu)
-	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))'
+	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
+	  $(BUILD)/tests/parallel@3
 else
 	@tests/run $(TEST_RUNS)
 endif
