@@ -13,7 +13,7 @@ namespace ref5d::data_parallel {
 
 namespace {
 
-constexpr std::int64_t kSteps = 3;
+constexpr std::int64_t kSteps = 5;
 
 struct Variant {
   std::string name;
@@ -44,9 +44,9 @@ std::vector<Variant> variants(const StrategyOptions& given, std::int64_t micro_b
 }
 
 struct Row {
-  double sent = 0, between_nodes = 0;  // by all ranks in a step
-  double state_peak = 0;               // of rank 0: the categories' peaks, added
-  double calls = 0, step_ms = 0;
+  double sent = 0, between_nodes = 0;         // by all ranks in a step
+  double state_peak = 0;                      // of rank 0: the categories' peaks, added
+  double calls = 0, step_ms = 0, tokens = 0;  // a step's
 };
 
 Row row_of(const Measured& m) {
@@ -61,6 +61,7 @@ Row row_of(const Measured& m) {
   row.state_peak = static_cast<double>(memory.parameters_peak + memory.master + memory.gradients_peak +
                                        memory.accumulation_peak + memory.optimizer);
   row.step_ms = m.step_ms;
+  row.tokens = m.report.timing.at("tokens_per_s") * m.step_ms / 1e3;
   return row;
 }
 
@@ -87,6 +88,13 @@ void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, 
                                        1e-12, "bytes"));
 }
 
+// Of links between nodes that are the bottleneck, the ratio of bytes is what to expect of the speed.
+void print_advantage(const std::map<std::string, Row>& rows, const char* a, const char* b) {
+  const Row &x = rows.at(a), &y = rows.at(b);
+  fmt::print("{} against {}: {:.2f}x the tokens per second, with 1/{:.2f} of the bytes between nodes\n", a, b,
+             y.step_ms / x.step_ms, y.between_nodes / x.between_nodes);
+}
+
 // Sent by all ranks, of one layout and another, both from the formulas.
 double formula(const Experiment& e, const StrategyOptions& s, int shard) {
   const Layout layout = layout_of(e.options, model_config(e.options), s, e.mesh["dp"].size(), shard);
@@ -99,8 +107,8 @@ void compare_experiment(Experiment& e) {
   const int ranks = e.mesh["dp"].size(), shard = hsdp_shard_size(e.lesson, e.world, e.mesh);
   std::map<std::string, Row> rows;
   std::map<std::string, double> formulas;
-  std::vector<std::vector<std::string>> table{
-      {"strategy", "sent per rank and step", "x (N-1)/N Psi", "between nodes", "calls", "state, peak", "per parameter", "ms"}};
+  std::vector<std::vector<std::string>> table{{"strategy", "sent per rank and step", "x (N-1)/N Psi", "between nodes", "calls",
+                                               "state, peak", "per parameter", "ms", "tok/s"}};
   const auto parameters = static_cast<double>(model_config(e.options).parameter_count());
   const double unit = parameters * static_cast<double>(dtype_size(e.options.dtype)) * (ranks - 1) / ranks;
   for (const Variant& v : variants(e.lesson.strategy, e.options.grad_accum)) {
@@ -111,12 +119,17 @@ void compare_experiment(Experiment& e) {
                      ranks == 1 ? "" : fmt::format("{:.3f}", row.sent / ranks / unit),
                      grouped_digits(static_cast<std::int64_t>(row.between_nodes / ranks)), fmt::format("{:.0f}", row.calls),
                      human_bytes(static_cast<std::int64_t>(row.state_peak)),
-                     fmt::format("{:.2f} B", row.state_peak / parameters), fmt::format("{:.1f}", row.step_ms)});
+                     fmt::format("{:.2f} B", row.state_peak / parameters), fmt::format("{:.1f}", row.step_ms),
+                     fmt::format("{:.0f}", row.tokens / row.step_ms * 1e3)});
   }
   if (e.prints())
     fmt::print("\n{} ranks, {} micro-batches, {}: what each strategy sends and holds\n{}", ranks, e.options.grad_accum,
-               dtype_name(e.options.dtype), format_table(table, "lrrrrrrr"));
+               dtype_name(e.options.dtype), format_table(table, "lrrrrrrrr"));
   if (!e.world.is_root() || ranks == 1) return;
+  if (e.prints() && e.world.node_count() > 1) {
+    print_advantage(rows, "hsdp", "zero3");
+    print_advantage(rows, "zero2", "zero3");
+  }
   const auto expect = [&](const char* a, const char* b, const std::string& note = "") {
     if (formulas.contains(a) && formulas.contains(b)) claim_ratio(e, rows, a, b, formulas[a] / formulas[b], note);
   };
