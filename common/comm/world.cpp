@@ -123,7 +123,8 @@ bool World::everyone_failed(const std::function<void()>& report) {
   };
   if (!is_root()) {
     tell(0);
-    if (!poll_until([&] { return arrived(0); }, kGrace)) {  // rank 0 is well
+    // Rank 0 is well, or cannot answer. One of the others reports: the first to come here ends them all.
+    if (!poll_until([&] { return arrived(0); }, kGrace + std::min(rank_, 16) * std::chrono::milliseconds(200))) {
       report();
       return false;
     }

@@ -214,7 +214,8 @@ std::vector<std::string> words(std::string_view text) {
   return out;
 }
 
-Outcome run_tiny(std::string_view flags, const RunOptions& options) {
+namespace {
+std::vector<std::string> tiny_arguments(std::string_view flags) {
   std::vector<std::string> arguments = words(flags);
   // A text that does not change when a page does.
   const auto defaults =
@@ -227,16 +228,27 @@ Outcome run_tiny(std::string_view flags, const RunOptions& options) {
     if (gpt2 && defaults[i] == "--kv-heads") continue;
     arguments.insert(arguments.end(), {defaults[i], defaults[i + 1]});
   }
-  return run_binary("01_grad_accum", arguments, options);
+  return arguments;
+}
+}  // namespace
+
+Outcome run_tiny(std::string_view flags, const RunOptions& options) {
+  return run_binary("01_grad_accum", tiny_arguments(flags), options);
+}
+
+Outcome run_tiny_on(int ranks, const std::string& program, std::string_view flags, RunOptions options) {
+  options.ranks = ranks;
+  return run_binary(program, tiny_arguments(flags), options);
 }
 
 void expect_one_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) {
   EXPECT_EQ(outcome.exit_status, status) << outcome.description();
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_TRUE(outcome.err.ends_with('\n')) << outcome.err;
-  EXPECT_TRUE(outcome.err.starts_with("01_grad_accum: ") || outcome.err.starts_with("compare: ") ||
-              outcome.err.starts_with("bench: ") || outcome.err.starts_with("kernels: ") ||
-              outcome.err.starts_with("plots: ") || outcome.err.starts_with("bench_comm: "))
+  EXPECT_TRUE(outcome.err.starts_with("01_grad_accum: ") || outcome.err.starts_with("02_ddp_zero: ") ||
+              outcome.err.starts_with("compare: ") || outcome.err.starts_with("bench: ") ||
+              outcome.err.starts_with("kernels: ") || outcome.err.starts_with("plots: ") ||
+              outcome.err.starts_with("bench_comm: "))
       << outcome.err;
   for (const std::string& part : parts) expect_contains(outcome.err, part);
   for (const char* success : {"checks hold", "claims hold", "checks and"})

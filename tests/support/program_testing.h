@@ -49,6 +49,8 @@ struct Outcome {
 
 // 01_grad_accum on a model of one layer for two steps, with these flags as well, or in place of the same ones.
 [[nodiscard]] Outcome run_tiny(std::string_view flags, const RunOptions& options = {});
+// Another lesson's program likewise, on several ranks.
+[[nodiscard]] Outcome run_tiny_on(int ranks, const std::string& program, std::string_view flags, RunOptions options = {});
 
 // Expects the status, exactly one line on stderr that begins with the program's name, and each of `parts` in it. Words of a
 // step line, a table or a verdict on stdout fail too: nothing may look like a success.

@@ -1,0 +1,127 @@
+// Runs of several ranks that cannot go on: one line, and everyone ends.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "tests/support/io_testing.h"
+#include "tests/support/program_testing.h"
+
+namespace ref5d::testing {
+namespace {
+
+TEST(RanksFailing, BadUsageIsOneLine) {
+  const struct {
+    int ranks;
+    const char* flags;
+    std::vector<std::string> parts;
+  } kCases[] = {{3, "--strategy zero", {"--strategy zero", "zero1"}},
+                {3, "--dp 2", {"--dp 2 does not fit 3 ranks"}},
+                {4, "--strategy hsdp --shard-size 3", {"--shard-size 3", "4 data-parallel ranks"}},
+                {2, "--strategy zero2 --bucket-mb 1", {"--bucket-mb means nothing", "zero2"}},
+                {2, "--strategy ddp --unit model", {"--unit means nothing", "ddp"}},
+                {2, "--data /nonexistent", {"/nonexistent"}},
+                {2, "--json /nonexistent/r.json", {"/nonexistent"}},
+                {2, "--load " REF5D_SOURCE_DIR "/LICENSE", {"LICENSE"}},
+                {2, "--resume /nonexistent", {"/nonexistent"}},
+                {2, "--vocab 10", {"vocabulary"}},
+                {2, "--sabotage own-seed --no-verify", {"--no-verify"}},
+                {2, "--sabotage norm-of-own-shard --strategy ddp", {"--strategy zero2"}},
+                {2, "--tp 2", {"--tp"}},
+                {2, "--timeout 0", {"--timeout"}}};
+  for (const auto& c : kCases) {
+    const Outcome run = run_tiny_on(c.ranks, "02_ddp_zero", c.flags);
+    expect_one_error(run, 2, c.parts);
+    EXPECT_LT(run.seconds, 10) << c.flags;
+  }
+  expect_one_error(run_tiny_on(1, "02_ddp_zero", "--sabotage own-seed"), 2, {"mpiexec -n 2"});
+}
+
+// The processes of a run, by a text of its command line.
+std::vector<pid_t> ranks_of(const std::string& text) {
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline");
+    std::string line((std::istreambuf_iterator<char>(file)), {});
+    const bool is_rank = line.substr(0, line.find('\0')).ends_with("02_ddp_zero");
+    if (is_rank && line.find(text) != std::string::npos) found.push_back(std::stoi(entry.path().filename()));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+struct Interrupted {
+  Outcome outcome;
+  double seconds_after = 0;  // the signal
+  std::size_t left = 0;      // processes
+};
+
+// Sends a signal to one rank of a long run while it trains.
+Interrupted interrupt(const std::string& strategy, int signal, std::size_t rank, const std::string& flags) {
+  const TempDir dir;
+  Interrupted result;
+  std::chrono::steady_clock::time_point sent;
+  std::thread sender([&] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (ranks_of(dir.path("r.json")).size() < 4 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    const std::vector<pid_t> ranks = ranks_of(dir.path("r.json"));
+    if (rank < ranks.size()) kill(ranks[rank], signal);
+    sent = std::chrono::steady_clock::now();
+  });
+  result.outcome = run_tiny_on(
+      4, "02_ddp_zero",
+      "--steps 10000000 --no-verify --strategy " + strategy + " --quiet " + flags + " --json " + dir.path("r.json"));
+  sender.join();
+  result.seconds_after = std::chrono::duration<double>(std::chrono::steady_clock::now() - sent).count();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const std::vector<pid_t> left = ranks_of(dir.path("r.json"));
+  result.left = left.size();
+  for (pid_t p : left) kill(p, SIGKILL);
+  EXPECT_FALSE(std::filesystem::exists(dir.path("r.json")));
+  return result;
+}
+
+TEST(RanksFailing, AKilledRankEndsTheOthers) {
+  for (std::size_t rank : {0, 2}) {
+    const Interrupted run = interrupt("zero3", SIGKILL, rank, "");
+    EXPECT_NE(run.outcome.exit_status, 0);
+    EXPECT_LT(run.seconds_after, 10);
+    EXPECT_EQ(run.left, 0u);
+  }
+}
+
+// One that hangs is noticed by the others, who say where they wait.
+TEST(RanksFailing, AHangingRankIsATimeOut) {
+  for (std::size_t rank : {0, 1}) {
+    const Interrupted run = interrupt("ddp", SIGSTOP, rank, "--timeout 1");
+    EXPECT_EQ(run.outcome.exit_status, 3) << run.outcome.description();
+    EXPECT_LT(run.seconds_after, 10);
+    EXPECT_EQ(run.left, 0u);
+    const std::string& err = run.outcome.err;
+    EXPECT_NE(err.find("over dp"), std::string::npos) << err;
+    EXPECT_NE(err.find("was not complete after 1 s"), std::string::npos) << err;
+    EXPECT_EQ(err.find("02_ddp_zero: "), err.rfind("02_ddp_zero: ")) << err;
+  }
+}
+
+// A failure that rank 0 meets alone, while the others wait for it.
+TEST(RanksFailing, AFullDiskEndsAll) {
+  const TempDir dir;
+  RunOptions options;
+  options.file_size_limit = 20'000'000;  // less than the moments take, more than MPI's own shared memory
+  const Outcome run = run_tiny_on(
+      2, "02_ddp_zero", "--hidden 256 --ffn 2048 --layers 4 --steps 1 --no-verify --quiet --save " + dir.path("save"), options);
+  EXPECT_EQ(run.exit_status, 3) << run.description();
+  EXPECT_LT(run.seconds, 10);
+  EXPECT_EQ(run.err.find("02_ddp_zero: "), run.err.rfind("02_ddp_zero: ")) << run.err;
+}
+
+}  // namespace
+}  // namespace ref5d::testing
