@@ -11,9 +11,11 @@
 #include "common/app/parallel_program.h"
 #include "common/app/program.h"
 #include "common/app/settings.h"
+#include "common/device/device.h"
 #include "common/device/error.h"
 #include "common/train/baselines.h"
 #include "common/train/checkpoint.h"
+#include "common/train/host_memory.h"
 #include "common/verify/run_checks.h"
 
 namespace ref5d::data_parallel {
@@ -59,6 +61,22 @@ Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard
   if (strategy.kind == "hsdp") return mesh.split("dp", shard_size).second->group();
   if (strategy.kind == "zero3") return {{world().rank()}, 0, 0};
   return mesh["dp"].group();
+}
+
+// Ranks on one machine share its memory. Beyond it the system would end processes without a word.
+void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
+                  const World& world) {
+  if (Device::mode() == "cuda") return;
+  const RankMemory m = expected_memory(layout, strategy, 0);
+  const std::int64_t logits = options.micro_batch * model.seq * model.vocab * layout.weight_bytes;
+  const double rank =
+      static_cast<double>(m.parameters_peak + m.master + m.gradients_peak + m.accumulation_peak + m.optimizer + logits);
+  const double needed = rank * world.local_size(), memory = physical_memory_bytes();
+  if (needed <= memory) return;
+  throw InputError(
+      fmt::format("{} ranks of this model need at least {:.0f} GiB on a machine that has {:.0f}; use a smaller --model, "
+                  "fewer ranks, or a --strategy that shards more",
+                  world.local_size(), needed / 0x1p30, memory / 0x1p30));
 }
 
 struct ParallelRun {
@@ -118,6 +136,8 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   TrainerOptions settings = trainer_options(options, model, ranks);
   const TrainerOptions single = settings;
   StrategyOptions strategy = lesson.strategy;
+  const Layout layout = layout_of(options, model, strategy, ranks, strategy.kind == "hsdp" ? shard_size : ranks);
+  check_memory(options, model, layout, strategy, world);
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, strategy.faults, world.rank());
   apply(settings, mesh, strategy, shard_size);
   if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, ranks, shard_size);
@@ -145,8 +165,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   report.sample = run.sample;
   fill_report(report, options, model, run.record, verdict);
   gather_report(report, world, mesh);
-  if (world.is_root())
-    claim_costs(report, layout_of(options, model, strategy, ranks, strategy.kind == "hsdp" ? shard_size : ranks), strategy);
+  if (world.is_root()) claim_costs(report, layout, strategy);
   return report;
 }
 
