@@ -79,6 +79,24 @@ void check_memory(const Options& options, const GptConfig& model, const Layout& 
                   world.local_size(), needed / 0x1p30, memory / 0x1p30));
 }
 
+void describe(ValueList& config, const StrategyOptions& s, int ranks, int shard_size) {
+  set_value(config, "ranks", std::int64_t{ranks});
+  set_value(config, "strategy", s.kind);
+  set_value(config, "bucket-mb", s.bucket_bytes / 0x1p20);
+  set_value(config, "unit", std::string(s.whole_model_unit ? "model" : "block"));
+  for (const auto& [key, on] : {std::pair{"overlap", s.overlap},
+                                {"prefetch", s.prefetch},
+                                {"sync-every-micro-batch", s.sync_every_micro_batch},
+                                {"keep-full-gradients", s.keep_full_gradients},
+                                {"all-reduce-gradients", s.all_reduce_gradients}})
+    set_value(config, key, on);
+  if (s.kind == "hsdp") set_value(config, "shard-size", std::int64_t{shard_size});
+}
+
+std::string counted(std::int64_t n, const char* what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : std::string_view(what).ends_with("h") ? "es" : "s");
+}
+
 struct ParallelRun {
   RunRecord record;
   std::int64_t unequal_steps = 0;  // after which ranks that hold the same weights did not
@@ -118,9 +136,9 @@ void claim_activations(Verdict& verdict, const RunRecord& run, const RunRecord& 
 
 void print_head(const Options& options, const Lesson& lesson, const GptConfig& model, const Dataset& data, int ranks,
                 int shard_size) {
-  fmt::print("{}\n{} parameters, {} ranks with {} micro-batches of {} sequences of {} each, {}, {}{}\n", data.description(),
-             model.parameter_count(), ranks, options.grad_accum, options.micro_batch, model.seq, dtype_name(options.dtype),
-             lesson.strategy.kind,
+  fmt::print("{}\n{} parameters, {} with {} of {} sequences of {} each, {}, {}{}\n", data.description(),
+             model.parameter_count(), counted(ranks, "rank"), counted(options.grad_accum, "micro-batch"), options.micro_batch,
+             model.seq, dtype_name(options.dtype), lesson.strategy.kind,
              lesson.strategy.kind == "hsdp" ? fmt::format(" with {} shards, {} times", shard_size, ranks / shard_size) : "");
   if (lesson.sabotage != nullptr)
     fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", lesson.sabotage->name,
@@ -163,6 +181,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   Report report = new_report("02_ddp_zero", options, model);
   report.baseline_loss = baselines.truth.values.losses;
   report.sample = run.sample;
+  describe(report.config, strategy, ranks, shard_size);
   fill_report(report, options, model, run.record, verdict);
   gather_report(report, world, mesh);
   if (world.is_root()) claim_costs(report, layout, strategy);

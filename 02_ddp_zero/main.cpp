@@ -12,21 +12,24 @@ namespace {
 
 // Flags that a strategy does not know are refused, rather than ignored.
 void check_flags(const CommandLine& line, const StrategyOptions& s) {
+  // What zero2 does with whole gradients is what zero1 does.
+  const std::string kind = s.kind == "zero2" && s.keep_full_gradients ? "zero2 --keep-full-gradients" : s.kind;
   const struct {
     const char* flag;
     std::vector<std::string> strategies;
-  } kOnlyWith[] = {{"--bucket-mb", {"ddp", "zero1"}},
-                   {"--overlap", {"ddp", "zero1"}},
+  } kOnlyWith[] = {{"--bucket-mb", {"ddp", "zero1", "zero2 --keep-full-gradients"}},
+                   {"--overlap", {"ddp", "zero1", "zero2 --keep-full-gradients"}},
                    {"--sync-every-micro-batch", {"ddp", "zero1"}},
-                   {"--keep-full-gradients", {"zero2"}},
                    {"--all-reduce-gradients", {"zero1"}},
                    {"--unit", {"zero2", "zero3", "hsdp"}},
                    {"--prefetch", {"zero3", "hsdp"}},
                    {"--shard-size", {"hsdp"}}};
   for (const auto& [flag, strategies] : kOnlyWith) {
-    if (!line.given(flag) || std::find(strategies.begin(), strategies.end(), s.kind) != strategies.end()) continue;
-    throw InputError(std::string(flag) + " means nothing with --strategy " + s.kind + "; it is for " + join(strategies, ", "));
+    if (!line.given(flag) || std::find(strategies.begin(), strategies.end(), kind) != strategies.end()) continue;
+    throw InputError(std::string(flag) + " means nothing with --strategy " + kind + "; it is for " + join(strategies, ", "));
   }
+  if (s.keep_full_gradients && s.kind != "zero2")
+    throw InputError("--keep-full-gradients means nothing with --strategy " + s.kind + "; it is for zero2");
 }
 
 }  // namespace
@@ -78,7 +81,6 @@ int main(int argc, char** argv) {
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
 
     Report report = data_parallel::run(options, lesson, world, mesh);
-    set_value(report.config, "strategy", strategy.kind);
     set_value(report.config, "experiment", experiment);
     Experiment given{options, lesson, link_mbit, link_latency_us, virtual_trace, world, mesh, report};
     run_experiments(experiment, given);

@@ -162,7 +162,7 @@ void expect_same(const Json* then, const char* key, const Json& now, const std::
 // The samples and the dropout masks of the steps to come follow from the seed and the batch: with others the run would not
 // continue, but be another.
 void check_same_batches(const Json& state, const std::string& state_path, const Trainer& trainer) {
-  constexpr const char* kFlags = "--seed and the same micro-batch x grad-accum";
+  constexpr const char* kFlags = "--seed and the same micro-batch x grad-accum x data-parallel ranks";
   const TrainerOptions& options = trainer.options();
   const Json* data = state.find("data");
   if (data != nullptr && !(*data == Json(trainer.data().fingerprint())))
