@@ -1,10 +1,10 @@
 // Counts communication: every operation by axis, op and phase.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace ref5d {
@@ -13,7 +13,9 @@ struct TrafficKey {
   std::string axis;   // of the mesh: "dp", "dp*cp", ...
   std::string op;     // "all_reduce", "all_gather", ...
   std::string phase;  // what it is for: "forward", "backward", "gradients", ...
-  auto operator<=>(const TrafficKey&) const = default;
+  friend bool operator<(const TrafficKey& a, const TrafficKey& b) {
+    return std::tie(a.axis, a.op, a.phase) < std::tie(b.axis, b.op, b.phase);
+  }
 };
 
 // Of one rank. Bytes.
