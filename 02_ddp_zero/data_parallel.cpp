@@ -1,6 +1,8 @@
 #include "02_ddp_zero/data_parallel.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 
 #include "common/device/device.h"
@@ -9,7 +11,11 @@
 namespace ref5d::data_parallel {
 
 GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::int64_t ranks) {
-  const std::int64_t each = static_cast<std::int64_t>(batch.rows.size()) / ranks;
+  const auto rows = static_cast<std::int64_t>(batch.rows.size()), each = rows / ranks;
+  if (each * ranks != rows) {
+    throw std::logic_error("a global batch of " + std::to_string(rows) + " rows cannot be shared equally by " +
+                           std::to_string(ranks) + " replicas");
+  }
   GlobalBatch own = batch;
   own.first_sample += rank * each;
   own.replicas = ranks;

@@ -10,6 +10,7 @@
 namespace ref5d::data_parallel {
 
 // The contiguous samples of a batch that replica `rank` of `ranks` takes; labels are still counted over all of it.
+// std::logic_error unless the shares are equal: every replica must run as many micro-batches.
 [[nodiscard]] GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::int64_t ranks);
 
 // Makes `options` those of one rank among replicas.size(): its batch stays the global one. shard_size: of hsdp. The

@@ -14,6 +14,7 @@ std::vector<std::string> strategy_names() { return {"naive", "ddp", "zero1", "ze
 
 void all_reduce_gradient(Communicator& ranks, Stream& stream, const Tensor& gradient, Dtype reduce_dtype) {
   const TrafficLedger::Phase phase(world().traffic(), "gradients");
+  if (ranks.size() == 1) reduce_dtype = gradient.dtype();  // nothing travels, so nothing is rounded
   if (gradient.dtype() == reduce_dtype) return ranks.all_reduce(stream, gradient);
   const Tensor wire = Tensor::empty(gradient.shape(), reduce_dtype, MemoryCategory::kCommunication, stream);
   convert(stream, wire, gradient);
@@ -24,6 +25,7 @@ void all_reduce_gradient(Communicator& ranks, Stream& stream, const Tensor& grad
 void reduce_scatter_gradient(Communicator& ranks, Stream& stream, const Tensor& shard, const Tensor& gradient,
                              Dtype reduce_dtype) {
   const TrafficLedger::Phase phase(world().traffic(), "gradients");
+  if (ranks.size() == 1) reduce_dtype = gradient.dtype();
   const auto in_reduce_dtype = [&](const Tensor& t) {
     return t.dtype() == reduce_dtype ? t : Tensor::empty(t.shape(), reduce_dtype, MemoryCategory::kCommunication, stream);
   };

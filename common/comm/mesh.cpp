@@ -10,8 +10,8 @@ namespace ref5d {
 
 namespace {
 
-// Tags: a bit for each axis, above them what part of a split axis it is.
-constexpr int kInnerTag = 32, kOuterTag = 64;
+// Tags: a bit for each axis, above them what part of a split axis it is, and of which split.
+constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96;
 
 unsigned axes_of(const std::string& names) {
   if (names == "world") return (1U << kAxes.size()) - 1;
@@ -85,9 +85,13 @@ std::pair<Communicator*, Communicator*> Mesh::split(const std::string& names, in
     if (r / inner == me / inner) near.push_back(all[static_cast<std::size_t>(r)]);
     if (r % inner == me % inner) far.push_back(all[static_cast<std::size_t>(r)]);
   }
+  // Several splits of a mesh may be in flight together, so their messages must differ.
+  const auto number = static_cast<int>(splits_.try_emplace({names, inner}, splits_.size()).first->second);
+  if ((number + 1) * kSplitTags >= static_cast<int>(ReservedTag::kHost)) throw std::logic_error("too many splits of a mesh");
   const auto make = [&](const char* part, const std::vector<int>& ranks, int tag) {
-    std::unique_ptr<Communicator>& c = communicators_[names + part];
-    if (!c) c = std::make_unique<Communicator>(names + part, make_group(ranks, static_cast<int>(axes) + tag));
+    std::unique_ptr<Communicator>& c = communicators_[names + part + std::to_string(number)];
+    const int own_tag = static_cast<int>(axes) + tag + number * kSplitTags;
+    if (!c) c = std::make_unique<Communicator>(names + part, make_group(ranks, own_tag));
     return c.get();
   };
   return {make("/inner", near, kInnerTag), make("/outer", far, kOuterTag)};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -31,7 +32,7 @@ class Mesh {
   // from this one along those axes only, in the mesh's order. "world": all.
   [[nodiscard]] Communicator& operator[](const std::string& axes);
   // Two communicators that together make up an axis: `inner` neighbours, and the ranks with the same place among theirs. Named
-  // "dp/inner" and "dp/outer", after the axis. inner divides the axis.
+  // "dp/inner" and "dp/outer", after the axis. inner divides the axis; an axis may be split in several ways.
   [[nodiscard]] std::pair<Communicator*, Communicator*> split(const std::string& axes, int inner);
 
   [[nodiscard]] std::int64_t size(const std::string& axis) const;
@@ -48,6 +49,7 @@ class Mesh {
   std::array<std::int64_t, kAxes.size()> coordinates_{};
   Group everyone_;
   std::map<std::string, std::unique_ptr<Communicator>> communicators_;
+  std::map<std::pair<std::string, int>, std::size_t> splits_;  // axes and inner size -> the how-manieth split it is
 };
 
 }  // namespace ref5d

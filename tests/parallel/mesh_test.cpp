@@ -69,6 +69,30 @@ TEST_F(MeshTest, SplitsAnAxisIntoNeighboursAndTheirLike) {
   }
 }
 
+// One mesh may split an axis in several ways, whose operations do not meet even if both are in flight.
+TEST_F(MeshTest, AnAxisMaySplitInSeveralWays) {
+  const int n = world().size();
+  Mesh mesh = dp_mesh();
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::pair<Tensor, double>> sums;
+  for (int inner = 1; inner <= n; ++inner) {
+    if (n % inner != 0) continue;
+    const auto [near, far] = mesh.split("dp", inner);
+    EXPECT_EQ(mesh.split("dp", inner), std::pair(near, far));
+    for (Communicator* c : {near, far}) {
+      EXPECT_EQ(c->size(), c == near ? inner : n / inner);
+      streams.push_back(std::make_unique<Stream>("split"));
+      const Tensor x = Tensor::from_host(HostTensor::from_doubles({inner + 0.5}, {1}, Dtype::kFp64), Dtype::kFp64,
+                                         MemoryCategory::kWorkspace, *streams.back());
+      c->all_reduce(*streams.back(), x);
+      sums.emplace_back(x, (inner + 0.5) * c->size());
+    }
+  }
+  device().synchronize();
+  for (const auto& [x, expected] : sums) EXPECT_EQ(x.to_doubles(device().compute())[0], expected);
+  sums.clear();
+}
+
 // Sums over several axes that are in flight together, on streams of their own: each is right, in whatever order they end.
 void in_flight_together(std::uint64_t seed) {
 #ifndef REF5D_CUDA
