@@ -39,7 +39,8 @@ class ZeroState : public ParallelTest {
 
 // Saved by four ranks, taken up by three and then by five (or as many as there are): the run that never stopped, on one device.
 TEST_F(ZeroState, P11_CheckpointsGoFromFourRanksToThreeToFive) {
-  TrainerOptions o = replicated_options(small(), 1, {60, 5});
+  const std::int64_t rows = n_ < 5 ? 12 : 60;  // so that they all can share them
+  TrainerOptions o = replicated_options(small(), 1, {rows, 5});
   const Dataset data = uneven_data(o.model, 2 * o.global_batch);
   const RunValues truth = train_alone(mesh_, o, data, 3);
   std::vector<std::string> kinds = {"ddp", "zero1", "zero2", "zero3", "hsdp"};
@@ -192,7 +193,7 @@ TEST_F(ZeroState, P16_EpsilonIsOutsideOfTheRootOnShardsToo) {
                                                             {AdamwOptions::Epsilon::kBeforeCorrection, 0.03065}};
   for (const StrategyCase& s : strategies(n_)) {
     for (const auto& [epsilon, expected] : cases) {
-      if (many_ranks() && expected != 0.5 && s.options.kind != "zero1") continue;
+      if (few_cases() && expected != 0.5 && s.options.kind != "zero1") continue;
       HandFed fed(mesh_, s, storage_of(Dtype::kFp64), small());
       OptimizerOptions o;
       o.adamw = {.lr = 1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .epsilon = epsilon};

@@ -51,14 +51,19 @@ inline std::vector<StrategyCase> every_strategy(int ranks) {
   return all;
 }
 
-// Beyond five ranks, which share few cores, a step costs tens of milliseconds: what depends on no number of ranks is tested
-// with fewer cases there.
-inline bool many_ranks() { return world().size() > 5; }
+// Beyond five ranks, which share few cores, a step costs tens of milliseconds, and in the emulator as much: there what depends
+// on neither is tested with fewer cases.
+#ifdef REF5D_EMU
+inline constexpr bool kEmulated = true;
+#else
+inline constexpr bool kEmulated = false;
+#endif
+inline bool few_cases() { return kEmulated || world().size() > 5; }
 
-// All of them; with many ranks, hsdp with one size of its groups.
+// All of them; where there are few cases, hsdp with one size of its groups.
 inline std::vector<StrategyCase> strategies(int ranks) {
   std::vector<StrategyCase> all = every_strategy(ranks);
-  if (!many_ranks()) return all;
+  if (!few_cases()) return all;
   int middle = 1;
   for (int d = 1; d * d <= ranks; ++d)
     if (ranks % d == 0) middle = d;
