@@ -70,7 +70,7 @@ ACCESS_FLAGS := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -fno
   -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset \
   -fstack-clash-protection -fno-crossjumping -fno-tree-tail-merge -fno-finite-loops -ftrivial-auto-var-init=pattern
 OPTIMIZE := -O1
-CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN)
+CXXFLAGS += -DREF5D_EMU -fopenmp $(if $(findstring address,$(SANITIZE)),-DREF5D_ASAN) $(if $(findstring undefined,$(SANITIZE)),-DREF5D_UBSAN)
 LDLIBS += -fopenmp -lboost_context $(SANITIZERS)
 $(BUILD)/bench: LDLIBS += -lopenblas
 KERNEL_OPTIMIZE ?= -O2  # -Og to see a kernel's variables in gdb
