@@ -68,8 +68,8 @@ std::string on_root(World& world, const std::function<std::string()>& work) {
       outcome = current_failure();
     }
   }
-  outcome.status = static_cast<int>(
-      to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(outcome.status)), true)));
+  outcome.status =
+      static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(outcome.status)), true)));
   outcome.message = to_text(broadcast_on_host(world.everyone(), to_bytes(outcome.message), true));
   if (outcome.status == kExitBadInput) throw InputError(outcome.message);
   if (outcome.status != kExitOk) throw RunError(outcome.message);

@@ -1,5 +1,5 @@
-// One list of cases that together launch every kernel of common/kernels and common/comm: for comparing the kernels of one build with another's
-// values, and for timing each against what the machine could do.
+// One list of cases that together launch every kernel of common/kernels and common/comm: for comparing the kernels of one build
+// with another's values, and for timing each against what the machine could do.
 //
 // A case makes its inputs on the host from seeds of its own, so that they have the same bits in every build, and calls public
 // operations on them, each on inputs that no other one has computed: a wrong forward pass does not show in the backward's row.
