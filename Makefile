@@ -132,9 +132,22 @@ $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"
 
 $(BUILD)/obj/tests/%.cpp.o: OPTIMIZE := -O1
 
-$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
+# Headers that most files include, compiled once. The compiler takes them for files with the same flags.
+ifneq ($(MODE),cuda)
+PRECOMPILED := $(BUILD)/obj/common/tools/precompiled.h $(BUILD)/obj/tests/support/precompiled.h
+INCLUDE_PRECOMPILED = -include $(word 1,$(PRECOMPILED))
+$(BUILD)/obj/tests/%.cpp.o: INCLUDE_PRECOMPILED = -include $(word 2,$(PRECOMPILED))
+$(BUILD)/obj/tests/support/precompiled.h.gch: OPTIMIZE := -O1
+$(BUILD)/obj/common/device/emu/%.cpp.o $(BUILD)/obj/common/kernels/cpu/%.cpp.o: INCLUDE_PRECOMPILED =
+$(PRECOMPILED:%=%.gch): $(BUILD)/obj/%.h.gch: %.h $(FLAGS)
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
+	@cp $< $(@:.gch=)
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -x c++-header -c $< -o $@
+endif
+
+$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS) | $(PRECOMPILED:%=%.gch)
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) $(INCLUDE_PRECOMPILED) -MMD -MP -c $< -o $@
 
 $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)

@@ -36,7 +36,8 @@ TEST(BenchComm, ARowForEachOperationAndSize) {
     const double us = std::stod(rows[i][2]), algorithm = std::stod(rows[i][4]), bus = std::stod(rows[i][5]);
     EXPECT_GT(std::stod(rows[i][3]), 0);
     EXPECT_LE(std::stod(rows[i][3]), us);
-    EXPECT_NEAR(algorithm, std::stod(rows[i][1]) / us / 1e3, 1e-4 + 0.02 * algorithm) << run.out;
+    EXPECT_NEAR(algorithm, std::stod(rows[i][1]) / us / 1e3, 1e-4 + (0.06 / us + 0.01) * algorithm)
+        << run.out;  // us has tenths
     // On two ranks an all-reduce moves the array once, and what takes half as much is half as wide.
     const bool half = rows[i][0] == "reduce_scatter" || rows[i][0].starts_with("all_gather") || rows[i][0] == "all_to_all";
     EXPECT_NEAR(bus, algorithm * (half ? 0.5 : 1), 1e-4 + 0.02 * algorithm) << run.out;

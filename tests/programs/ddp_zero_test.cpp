@@ -85,7 +85,7 @@ TEST(DdpZero, EverySabotageIsNoticed) {
     // On the default model: some mistakes need several buckets.
     RunOptions options;
     options.ranks = 2;
-    const Outcome run = run_binary("02_ddp_zero", {"--quiet", "--sabotage", name}, options);
+    const Outcome run = run_binary("02_ddp_zero", {"--quiet", "--layers", "2", "--sabotage", name}, options);
     EXPECT_EQ(run.exit_status, 1) << name << ": " << run.description();
     expect_one_error(run, 1, {"check failed: "});
   }
