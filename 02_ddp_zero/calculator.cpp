@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "02_ddp_zero/experiments.h"
 #include "common/verify/table.h"
 
@@ -26,8 +28,14 @@ constexpr PaperRow kPaper[] = {{1, {{120, 120, 120}, {2048, 2048, 2048}, {16000,
                                {256, {{30.4, 15.4, 0.47}, {518, 263, 8}, {4046, 2054, 62.5}}},
                                {1024, {{30.1, 15.1, 0.12}, {513, 257, 2}, {4011, 2013, 15.6}}}};
 constexpr double kBillions[] = {7.5, 128, 1000};
-// The paper writes up to four digits: half of the last one, and a little where it cuts.
-constexpr double kPaperTolerance = 0.035;
+// The paper rounds or cuts, so a value is known to one of its last digit (or of the ones).
+double digit(double value) {
+  for (double d : {1.0, 0.1}) {
+    const double digits = value / d;
+    if (std::abs(digits - std::round(digits)) < 1e-9) return d;
+  }
+  return 0.01;
+}
 
 void paper_table(Experiment& e) {
   std::vector<std::vector<std::string>> rows{{"devices"}};
@@ -41,7 +49,7 @@ void paper_table(Experiment& e) {
         rows.back().push_back(fmt::format("{:.5g}", gb));
         e.report.claims.push_back(make_claim(
             fmt::format("ZeRO paper, table 1: {}B parameters, {} devices, stage {}", kBillions[m], paper.devices, stage),
-            paper.gb[m][stage - 1], gb, kPaperTolerance, "GB"));
+            paper.gb[m][stage - 1], gb, digit(paper.gb[m][stage - 1]) / paper.gb[m][stage - 1], "GB"));
       }
     }
   }

@@ -207,6 +207,10 @@ void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
     if (row.expected > 0 || row.measured > 0)
       claim_bytes(report, fmt::format("sent in a step by all ranks: {}", row.name), row.expected, row.measured);
   }
+  std::int64_t everything = 0;  // under whatever phase
+  for (const TrafficRow& row : report.traffic)
+    if (row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
+  claim_bytes(report, "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
   if (l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;
   // In units of Psi (N-1)/N bytes for each rank, padding included in Psi.
   const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ranks - 1));
@@ -218,7 +222,8 @@ void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
 }  // namespace
 
 void claim_costs(Report& report, const Layout& l, const StrategyOptions& s) {
-  if (!report.loss.empty()) claim_traffic(report, l, s);
+  // What NCCL sends is not counted, but taken from the same formulas.
+  if (!report.loss.empty() && transport_counts_wire()) claim_traffic(report, l, s);
   std::int64_t others = 0;
   for (int rank = 0; rank < l.ranks; ++rank) {
     for (const NamedBytes& row : compare(expected_memory(l, s, rank % l.shard), measured_memory(report, rank))) {

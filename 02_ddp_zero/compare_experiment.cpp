@@ -76,9 +76,10 @@ void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const ch
 // of the others alike, of whom N - S are elsewhere.
 void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, int shard) {
   const int ranks = e.mesh["dp"].size(), nodes = e.world.node_count();
-  if (nodes < 2 || shard * nodes != ranks) return;
-  StrategyOptions s = e.lesson.strategy;
+  if (nodes < 2 || shard * nodes != ranks || !transport_counts_wire()) return;
+  StrategyOptions s;
   s.kind = "hsdp";
+  s.reduce_dtype = e.lesson.strategy.reduce_dtype;
   const Layout layout = layout_of(e.options, model_config(e.options), s, ranks, shard);
   e.report.claims.push_back(make_claim("between nodes: hsdp, by all ranks",
                                        static_cast<double>(expected_traffic(layout, s).between_replicas),
@@ -125,7 +126,7 @@ void compare_experiment(Experiment& e) {
   if (e.prints())
     fmt::print("\n{} ranks, {} micro-batches, {}: what each strategy sends and holds\n{}", ranks, e.options.grad_accum,
                dtype_name(e.options.dtype), format_table(table, "lrrrrrrrr"));
-  if (!e.world.is_root() || ranks == 1) return;
+  if (!e.world.is_root() || ranks == 1 || !transport_counts_wire()) return;
   if (e.prints() && e.world.node_count() > 1) {
     print_advantage(rows, "hsdp", "zero3");
     print_advantage(rows, "zero2", "zero3");

@@ -1,11 +1,14 @@
 #include "02_ddp_zero/data_parallel.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 
 #include "common/device/device.h"
+#include "common/kernels/elementwise.h"
 #include "common/train/gather_parts.h"
 
 namespace ref5d::data_parallel {
@@ -80,7 +83,12 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   options.accumulate = [dp](Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) {
     dp->accumulate(gpt, ctx, loader, batch);
   };
-  options.after_update = [dp](Gpt&, Context&) { dp->strategy->after_update(); };
+  options.after_update = [dp](Gpt& gpt, Context& ctx) {
+    dp->strategy->after_update();
+    const bool last = dp->replicas.rank() + 1 == dp->replicas.size();
+    if (!dp->options.faults.drift || !last) return;
+    for (const Parameter* p : gpt.parameters()) scale(ctx.stream, p->weight, 1 + 0x1p-20);
+  };
   options.optimizer.reduce_partials = [dp](Stream& stream, const std::vector<OptimizerState>&, const Tensor& partials) {
     dp->reduce_partials(stream, partials);
   };
@@ -88,15 +96,19 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   options.gather_rows = [&replicas](const HostTensor& mine) { return gather_rows(replicas.group(), mine); };
 }
 
-bool equal_on_all(const Group& group, const std::vector<Tensor>& tensors, Stream& stream) {
-  Bytes mine;
-  for (const Tensor& t : tensors) {
-    const HostTensor host = t.to_host(stream);
-    mine.insert(mine.end(), host.data.begin(), host.data.end());
+std::string fingerprint(const std::vector<HostTensor>& tensors) {
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const HostTensor& tensor : tensors) {
+    for (std::byte b : tensor.data) hash = (hash ^ static_cast<std::uint64_t>(b)) * 0x100000001b3u;
   }
-  const Bytes first = broadcast_on_host(group, mine);
-  const std::vector<Bytes> answers = all_gather_on_host(group, to_bytes(first == mine ? 1.0 : 0.0));
-  return std::all_of(answers.begin(), answers.end(), [](const Bytes& b) { return to_number(b) == 1.0; });
+  return fmt::format("{:016x}", hash);
+}
+
+bool equal_on_all(const Group& group, const std::vector<Tensor>& tensors, Stream& stream) {
+  std::vector<HostTensor> mine;
+  for (const Tensor& t : tensors) mine.push_back(t.to_host(stream));
+  const std::vector<Bytes> all = all_gather_on_host(group, to_bytes(fingerprint(mine)));
+  return std::all_of(all.begin(), all.end(), [&](const Bytes& b) { return b == all[0]; });
 }
 
 }  // namespace ref5d::data_parallel

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "02_ddp_zero/strategy.h"
 #include "common/comm/mesh.h"
@@ -17,6 +19,8 @@ namespace ref5d::data_parallel {
 // communicators come from the mesh, which must outlive the trainer.
 void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size);
 
+// Of all their bits: equal for equal tensors, and with all likelihood only then.
+[[nodiscard]] std::string fingerprint(const std::vector<HostTensor>& tensors);
 // Whether tensors that the ranks of a group should hold alike are equal in every bit, on all of them.
 [[nodiscard]] bool equal_on_all(const Group& group, const std::vector<Tensor>& tensors, Stream& stream);
 

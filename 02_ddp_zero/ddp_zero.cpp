@@ -20,6 +20,16 @@
 
 namespace ref5d::data_parallel {
 
+namespace {
+// Whether every group of `size` consecutive ranks is on one node.
+bool groups_are_within_nodes(const World& world, const Mesh& mesh, int size) {
+  const std::vector<int>& ranks = mesh.everyone().ranks;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (world.node(ranks[i]) != world.node(ranks[i - i % static_cast<std::size_t>(size)])) return false;
+  return true;
+}
+}  // namespace
+
 int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
   const int ranks = static_cast<int>(mesh.size("dp"));
   if (lesson.shard_size > 0) {
@@ -27,7 +37,7 @@ int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
     throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", lesson.shard_size, ranks));
   }
   const int nodes = world.node_count();
-  if (nodes > 1 && ranks % nodes == 0) return ranks / nodes;
+  if (nodes > 1 && ranks % nodes == 0 && groups_are_within_nodes(world, mesh, ranks / nodes)) return ranks / nodes;
   for (int prime = 2; prime <= ranks; ++prime)
     if (ranks % prime == 0) return ranks / prime;
   return 1;
@@ -99,7 +109,8 @@ std::string counted(std::int64_t n, const char* what) {
 
 struct ParallelRun {
   RunRecord record;
-  std::int64_t unequal_steps = 0;  // after which ranks that hold the same weights did not
+  std::int64_t unequal_steps = 0;  // after which ranks of this one's group that hold the same weights did not
+  TrafficLedger traffic;           // of the steps
   std::string sample;
 };
 
@@ -114,12 +125,14 @@ ParallelRun train(const Options& options, const TrainerOptions& settings, const 
   run.record = record_run(trainer, options.steps, compared, [&](std::int64_t step, const StepResult& r) {
     outputs.after_step(step, r);
     printer.step(step, r);
-    if (step >= compared) return;
+    if (step >= compared || holders.size() == 1) return;
     std::vector<Tensor> weights;
     for (const Parameter* p : trainer.gpt().parameters()) weights.push_back(p->weight);
     if (!equal_on_all(holders, weights, trainer.stream())) ++run.unequal_steps;
   });
   world.order().finish(world.everyone());
+  device().synchronize();
+  run.traffic = world.traffic();
   outputs.finish(run.record);
   run.sample = outputs.sample();
   return run;
@@ -172,10 +185,14 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   const ParallelRun run = train(options, settings, data, compared, holders_of_the_same(mesh, strategy, shard_size), world);
 
   Verdict verdict;
+  const Group holders = holders_of_the_same(mesh, strategy, shard_size);
+  const std::vector<Bytes> unequal = gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(run.unequal_steps)));
   if (options.verify && world.is_root()) {
     const bool fp64 = options.dtype == Dtype::kFp64;
     check_run(verdict, options.dtype, run.record.values, baselines.truth.values, fp64 ? nullptr : &baselines.own.values);
-    verdict.add("replicas/steps after which their weights differ", "number", static_cast<double>(run.unequal_steps), 0);
+    double most = 0;
+    for (const Bytes& of_rank : unequal) most = std::max(most, to_number(of_rank));
+    if (holders.size() > 1) verdict.add("replicas/steps after which their weights differ", "number", most, 0);
     claim_activations(verdict, run.record, fp64 ? baselines.truth : baselines.own, options, ranks);
   }
   Report report = new_report("02_ddp_zero", options, model);
@@ -183,7 +200,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   report.sample = run.sample;
   describe(report.config, strategy, ranks, shard_size);
   fill_report(report, options, model, run.record, verdict);
-  gather_report(report, world, mesh);
+  gather_report(report, world, mesh, run.traffic);
   if (world.is_root()) claim_costs(report, layout, strategy);
   return report;
 }

@@ -61,6 +61,7 @@ class FlatGroups {
     std::size_t group;
     FlatGroup::Member member;
   };
+  // std::logic_error if it is in none.
   [[nodiscard]] Place find(const Parameter& p) const;
   // Every parameter's placement gets the range that this rank keeps.
   void cut(int rank) const;
@@ -71,8 +72,8 @@ class FlatGroups {
   std::vector<FlatGroup> groups_;
 };
 
-// Buckets of at least `capacity` bytes, but for the last, in the order in which gradients become final: backward's. A parameter
-// that is larger has a bucket of its own.
+// Buckets in the order in which gradients become final, backward's. A bucket is closed once it holds `capacity` bytes, so that
+// all but the last have at least as many; a parameter is never divided.
 [[nodiscard]] FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, int ranks);
 // A group for each of the model's units (embedding, blocks, head), or one for the whole model. A weight that two units use is
 // in the first's.

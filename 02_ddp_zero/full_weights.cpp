@@ -17,7 +17,7 @@ void FullWeights::shard(Parameter& p) {
   shard_master(setup_, groups_, masters_, p);
 }
 
-void FullWeights::gather() {
+void FullWeights::after_update() {
   if (setup_.options.faults.no_weight_gather) return;
   const TrafficLedger::Phase phase(world().traffic(), "weights");
   order(setup_.compute, comm_);

@@ -8,12 +8,12 @@
 
 namespace ref5d::data_parallel {
 
-class FullWeights {
+class FullWeights : public Weights {
  public:
   FullWeights(const Setup& setup, const FlatGroups& groups);
-  void shard(Parameter& p);
-  // After the update: everyone gets everyone's shards.
-  void gather();
+  void shard(Parameter& p) override;
+  // Everyone gets everyone's shards.
+  void after_update() override;
 
  private:
   Setup setup_;

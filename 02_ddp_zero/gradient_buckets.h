@@ -8,18 +8,19 @@
 
 namespace ref5d::data_parallel {
 
-class GradientBuckets {
+class GradientBuckets : public Gradients {
  public:
   // Where the sum over the ranks ends up: on every rank (all-reduce), or each rank's shard on that rank (reduce-scatter).
   enum class Result { kEverywhere, kOwnShard };
   GradientBuckets(const Setup& setup, Result result);
 
+  // In the order in which backward finishes them.
   [[nodiscard]] const FlatGroups& buckets() const { return buckets_; }
-  void shard(Parameter& p);
-  void begin_step(std::int64_t micro_batches);
-  void begin_micro_batch(std::int64_t m);
-  void end_micro_batch(std::int64_t m);
-  void end_step();
+  void shard(Parameter& p) override;
+  void begin_step(std::int64_t micro_batches) override;
+  void begin_micro_batch(std::int64_t m) override;
+  void end_micro_batch(std::int64_t m) override;
+  void end_step() override;
 
  private:
   void expect_contributions(std::int64_t micro_batches, bool zero);

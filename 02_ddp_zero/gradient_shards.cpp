@@ -71,13 +71,13 @@ void GradientShards::reduce(std::size_t unit) {
     if (faults.average_again) scale(comm_, received, 1.0 / setup_.shard.size());
     scaled_add(comm_, sum, received, 1.0);
   }
+  reducing_.push_back({std::move(whole_[unit]), Event()});  // nobody reads the whole gradients any more
+  reducing_.back().done.record(comm_);
+  whole_[unit] = {};
   // HSDP: the replicas' sums of all micro-batches are added once. Adding them after each would count the earlier ones again.
   if (setup_.replicate != nullptr && (last || faults.reduce_before_summing))
     all_reduce_gradient(*setup_.replicate, comm_, sum, setup_.reduce_dtype());
   for (const FlatGroup::Member& m : units_[unit].members) m.parameter->gradient = m.parameter->gradient_sum = {};
-  reducing_.push_back({std::move(whole_[unit]), Event()});
-  reducing_.back().done.record(comm_);
-  whole_[unit] = {};
 }
 
 // Whole gradients belong to the compute stream, which must not give their memory to others before they are sent.
@@ -88,7 +88,7 @@ void GradientShards::drop_reduced(std::size_t but_for) {
   }
 }
 
-void GradientShards::end_micro_batch() { drop_reduced(0); }
+void GradientShards::end_micro_batch(std::int64_t) { drop_reduced(0); }
 
 void GradientShards::end_step() {
   order(comm_, setup_.compute);

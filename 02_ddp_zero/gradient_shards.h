@@ -13,17 +13,18 @@
 
 namespace ref5d::data_parallel {
 
-class GradientShards : public UnitHooks {
+class GradientShards : public Gradients, public UnitHooks {
  public:
   explicit GradientShards(const Setup& setup);
+  // What is gathered, or reduced, at a time.
   [[nodiscard]] const FlatGroups& units() const { return units_; }
 
-  void shard(Parameter& p);
-  void begin_step(std::int64_t micro_batches);
-  void begin_micro_batch(std::int64_t m);
+  void shard(Parameter& p) override;
+  void begin_step(std::int64_t micro_batches) override;
+  void begin_micro_batch(std::int64_t m) override;
   void before_backward(std::int64_t unit) override;
-  void end_micro_batch();
-  void end_step();
+  void end_micro_batch(std::int64_t m) override;
+  void end_step() override;
 
  private:
   void open(std::size_t unit);

@@ -1,7 +1,5 @@
 #include "02_ddp_zero/measure.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "02_ddp_zero/data_parallel.h"
@@ -25,15 +23,6 @@ std::vector<TimelineEntry> medians(std::vector<std::vector<TimelineEntry>> steps
     result[i].us = us[us.size() / 2];
   }
   return result;
-}
-
-// FNV-1a over the bytes of all weights.
-std::string fingerprint_of(const NamedTensors& weights) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const auto& [name, tensor] : weights) {
-    for (std::byte b : tensor.data) hash = (hash ^ static_cast<std::uint64_t>(b)) * 0x100000001b3u;
-  }
-  return fmt::format("{:016x}", hash);
 }
 
 }  // namespace
@@ -60,8 +49,11 @@ Measured measure(const Options& options, const StrategyOptions& strategy, int sh
   m.step_ms = record.median_step_ms();
   m.report = new_report("02_ddp_zero", options, model);
   fill_report(m.report, options, model, record, Verdict());
-  gather_report(m.report, world, mesh);
-  m.fingerprint = fingerprint_of(trainer.global_weights());
+  device().synchronize();
+  gather_report(m.report, world, mesh, world.traffic());
+  std::vector<HostTensor> weights;
+  for (auto& [name, tensor] : trainer.global_weights()) weights.push_back(std::move(tensor));
+  m.fingerprint = fingerprint(weights);
   return m;
 }
 

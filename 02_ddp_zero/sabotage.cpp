@@ -75,6 +75,11 @@ void any_strategy(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "naive", "zero1", "zero2", "zero3", "hsdp"});
 }
 
+// Not zero3, where no two ranks hold the same. Two steps, so that hsdp trains on them.
+void holds_replicas(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"ddp", "naive", "zero1", "zero2", "hsdp"});
+}
+
 // Not naive, whose gradients are reduced elsewhere.
 void reduced_here(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "zero1", "zero2", "zero3", "hsdp"});
@@ -126,6 +131,8 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions&, Faults& f, int) { f.local_label_count = true; }},
       {"average-again", "the sum over ranks is divided by their number, though the loss was divided already (T1)", reduced_here,
        [](TrainerOptions&, Faults& f, int) { f.average_again = true; }},
+      {"drift", "the last rank's weights change a little after every update, as by a reduction that one rank missed (P12)",
+       holds_replicas, [](TrainerOptions&, Faults& f, int) { f.drift = true; }},
       {"own-seed", "every rank draws its own initial weights", any_strategy,
        [](TrainerOptions& t, Faults&, int rank) { t.storage.seed += static_cast<std::uint64_t>(rank); }},
   };

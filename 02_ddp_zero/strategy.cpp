@@ -38,9 +38,9 @@ void reduce_scatter_gradient(Communicator& ranks, Stream& stream, const Tensor& 
 namespace {
 
 // All-reduces every gradient once backward is over: nothing computes meanwhile, and each tensor pays a collective's fixed cost.
-class Naive : public Strategy {
+class NaiveGradients : public Gradients {
  public:
-  explicit Naive(const Setup& setup) : setup_(setup) {}
+  explicit NaiveGradients(const Setup& setup) : setup_(setup) {}
   void begin_step(std::int64_t micro_batches) override {
     for (Parameter* p : setup_.gpt.parameters()) p->begin_step(setup_.compute, micro_batches);
   }
@@ -53,96 +53,37 @@ class Naive : public Strategy {
   Setup setup_;
 };
 
-// Gradients in buckets, whole weights everywhere.
-class Ddp : public Strategy {
- public:
-  explicit Ddp(const Setup& setup) : gradients_(setup, GradientBuckets::Result::kEverywhere) {}
-  void shard(Parameter& p) override { gradients_.shard(p); }
-  void begin_step(std::int64_t micro_batches) override { gradients_.begin_step(micro_batches); }
-  void begin_micro_batch(std::int64_t m) override { gradients_.begin_micro_batch(m); }
-  void end_micro_batch(std::int64_t m) override { gradients_.end_micro_batch(m); }
-  void end_step() override { gradients_.end_step(); }
-
- private:
-  GradientBuckets gradients_;
-};
-
-// ZeRO-1: as DDP, but each rank updates its shard of the weights only, with the moments and masters of that shard alone, and
-// then gathers the others'. The reduce-scatter and this gather are the two halves of DDP's all-reduce.
-class Zero1 : public Strategy {
- public:
-  explicit Zero1(const Setup& setup)
-      : gradients_(setup, GradientBuckets::Result::kOwnShard), weights_(setup, gradients_.buckets()) {}
-  void shard(Parameter& p) override {
-    gradients_.shard(p);
-    weights_.shard(p);
-  }
-  void begin_step(std::int64_t micro_batches) override { gradients_.begin_step(micro_batches); }
-  void begin_micro_batch(std::int64_t m) override { gradients_.begin_micro_batch(m); }
-  void end_micro_batch(std::int64_t m) override { gradients_.end_micro_batch(m); }
-  void end_step() override { gradients_.end_step(); }
-  void after_update() override { weights_.gather(); }
-  [[nodiscard]] bool shards_gradients() const override { return true; }
-
- private:
-  GradientBuckets gradients_;
-  FullWeights weights_;
-};
-
-// ZeRO-2: of the gradients, too, only the own shard is kept.
-class Zero2 : public Strategy {
- public:
-  explicit Zero2(const Setup& setup) : gradients_(setup), weights_(setup, gradients_.units()) {
-    setup.gpt.hooks.push_back(&gradients_);
-  }
-  void shard(Parameter& p) override {
-    gradients_.shard(p);
-    weights_.shard(p);
-  }
-  void begin_step(std::int64_t micro_batches) override { gradients_.begin_step(micro_batches); }
-  void begin_micro_batch(std::int64_t m) override { gradients_.begin_micro_batch(m); }
-  void end_micro_batch(std::int64_t) override { gradients_.end_micro_batch(); }
-  void end_step() override { gradients_.end_step(); }
-  void after_update() override { weights_.gather(); }
-  [[nodiscard]] bool shards_gradients() const override { return true; }
-
- private:
-  GradientShards gradients_;
-  FullWeights weights_;
-};
-
-// ZeRO-3, and with groups of replicas HSDP: the weights are gathered unit by unit while they are needed.
-class Zero3 : public Strategy {
- public:
-  explicit Zero3(const Setup& setup) : gradients_(setup), weights_(setup, gradients_.units()) {
-    setup.gpt.hooks.push_back(&weights_);
-    setup.gpt.hooks.push_back(&gradients_);
-  }
-  void shard(Parameter& p) override {
-    gradients_.shard(p);
-    weights_.shard(p);
-  }
-  void begin_step(std::int64_t micro_batches) override { gradients_.begin_step(micro_batches); }
-  void begin_micro_batch(std::int64_t m) override { gradients_.begin_micro_batch(m); }
-  void end_micro_batch(std::int64_t) override { gradients_.end_micro_batch(); }
-  void end_step() override { gradients_.end_step(); }
-  [[nodiscard]] bool shards_gradients() const override { return true; }
-
- private:
-  GradientShards gradients_;
-  WeightShards weights_;
-};
-
 }  // namespace
 
 std::unique_ptr<Strategy> make_strategy(const Setup& setup) {
   const std::string& kind = setup.options.kind;
-  if (kind == "naive") return std::make_unique<Naive>(setup);
-  if (kind == "ddp") return std::make_unique<Ddp>(setup);
-  // With whole gradients kept, ZeRO-2 differs from ZeRO-1 in nothing.
-  if (kind == "zero1" || (kind == "zero2" && setup.options.keep_full_gradients)) return std::make_unique<Zero1>(setup);
-  if (kind == "zero2") return std::make_unique<Zero2>(setup);
-  return std::make_unique<Zero3>(setup);
+  using Result = GradientBuckets::Result;
+  if (kind == "naive") return std::make_unique<Strategy>(std::make_unique<NaiveGradients>(setup), nullptr, false);
+  if (kind == "ddp")
+    return std::make_unique<Strategy>(std::make_unique<GradientBuckets>(setup, Result::kEverywhere), nullptr, false);
+
+  // ZeRO-1: as DDP, but each rank updates its shard of the weights only, with the moments and masters of that shard alone, and
+  // then gathers the others'. The reduce-scatter and this gather are the two halves of DDP's all-reduce. (With whole gradients
+  // kept, ZeRO-2 differs from it in nothing.)
+  if (kind == "zero1" || (kind == "zero2" && setup.options.keep_full_gradients)) {
+    auto gradients = std::make_unique<GradientBuckets>(setup, Result::kOwnShard);
+    auto weights = std::make_unique<FullWeights>(setup, gradients->buckets());
+    return std::make_unique<Strategy>(std::move(gradients), std::move(weights), true);
+  }
+
+  // ZeRO-2: of the gradients, too, only the own shard is kept. ZeRO-3, and with replicas HSDP: of the weights as well.
+  auto gradients = std::make_unique<GradientShards>(setup);
+  auto& hooks = setup.gpt.hooks;
+  std::unique_ptr<Weights> weights;
+  if (kind == "zero2") {
+    weights = std::make_unique<FullWeights>(setup, gradients->units());
+  } else {
+    auto shards = std::make_unique<WeightShards>(setup, gradients->units());
+    hooks.push_back(shards.get());
+    weights = std::move(shards);
+  }
+  hooks.push_back(gradients.get());
+  return std::make_unique<Strategy>(std::move(gradients), std::move(weights), true);
 }
 
 }  // namespace ref5d::data_parallel

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/comm/communicator.h"
@@ -22,6 +23,7 @@ struct Faults {
   bool no_weight_gather = false;       // zero1, zero2: others' updated weights never arrive
   bool stale_weights = false;          // zero3: gathered weights are kept over the update
   bool local_label_count = false;      // each replica divides by its own labels, then the ranks average (P02)
+  bool drift = false;                  // the last rank's weights are changed a little after each update (P12)
   bool average_again = false;          // the sum over ranks is divided by their number, on top of the loss's division (T1)
 };
 
@@ -61,20 +63,52 @@ struct Setup {
   }
 };
 
-// A step's calls, in their order. Gradients are final on the compute stream, in what each parameter's placement leaves to this
-// rank, after end_step.
-class Strategy {
+// Where gradients are summed, over micro-batches and over ranks, and what a rank keeps of them. A step's calls, in their order.
+class Gradients {
  public:
-  virtual ~Strategy() = default;
-  // A parameter has its storage: gives up what other ranks keep.
+  virtual ~Gradients() = default;
+  // A parameter has its storage: its gradient goes where this keeps it.
   virtual void shard(Parameter&) {}
   virtual void begin_step(std::int64_t micro_batches) = 0;
   virtual void begin_micro_batch(std::int64_t /*m*/) {}
   virtual void end_micro_batch(std::int64_t /*m*/) {}
+  // Afterwards gradients are final on the compute stream, in what each parameter's placement leaves to this rank.
   virtual void end_step() = 0;
+};
+
+// What a rank keeps of the weights.
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  // A parameter has its storage: gives up what other ranks keep of its weight and its master.
+  virtual void shard(Parameter&) = 0;
+  // The optimizer has updated this rank's shard.
   virtual void after_update() {}
-  // Whether this rank holds a part of the gradients only, so that norms are sums over `shard`.
-  [[nodiscard]] virtual bool shards_gradients() const { return false; }
+};
+
+class Strategy {
+ public:
+  // weights null: whole on every rank, and updated by every rank. sharded: a rank holds a part of the reduced gradients only,
+  // so that norms are sums over Setup::shard.
+  Strategy(std::unique_ptr<Gradients> gradients, std::unique_ptr<Weights> weights, bool sharded)
+      : gradients_(std::move(gradients)), weights_(std::move(weights)), sharded_(sharded) {}
+  void shard(Parameter& p) {
+    gradients_->shard(p);
+    if (weights_) weights_->shard(p);
+  }
+  void begin_step(std::int64_t micro_batches) { gradients_->begin_step(micro_batches); }
+  void begin_micro_batch(std::int64_t m) { gradients_->begin_micro_batch(m); }
+  void end_micro_batch(std::int64_t m) { gradients_->end_micro_batch(m); }
+  void end_step() { gradients_->end_step(); }
+  void after_update() {
+    if (weights_) weights_->after_update();
+  }
+  [[nodiscard]] bool shards_gradients() const { return sharded_; }
+
+ private:
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Weights> weights_;
+  bool sharded_;
 };
 
 // Before the model has storage. Sets the placements.

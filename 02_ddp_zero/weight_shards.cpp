@@ -47,7 +47,8 @@ void WeightShards::bring(std::int64_t unit, std::int64_t next, const char* pass)
 void WeightShards::gather(std::size_t group, const char* pass) {
   const TrafficLedger::Phase phase(world().traffic(), pass);
   const FlatGroup& unit = units_[group];
-  order(setup_.compute, comm_);  // the shard was updated there
+  // The shard was updated there; and a gather must not run ahead of the units whose memory it would need.
+  order(setup_.compute, comm_);
   whole_[group] = Tensor::empty({unit.padded_numel()}, shards_[group].dtype(), MemoryCategory::kParameters, comm_);
   setup_.shard.all_gather(comm_, whole_[group], shards_[group]);
   gathered_[group].record(comm_);

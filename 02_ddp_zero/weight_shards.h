@@ -9,10 +9,10 @@
 
 namespace ref5d::data_parallel {
 
-class WeightShards : public UnitHooks {
+class WeightShards : public Weights, public UnitHooks {
  public:
   WeightShards(const Setup& setup, const FlatGroups& units);
-  void shard(Parameter& p);
+  void shard(Parameter& p) override;
 
   void before_forward(std::int64_t unit) override { bring(unit, unit + 1, "forward"); }
   void after_forward(std::int64_t unit) override { release(unit, unit + 1); }

@@ -11,6 +11,7 @@ constexpr std::int64_t kMaxLayers = 100'000;
 constexpr IntegerRange kSize{1, kMaxSize};
 constexpr IntegerRange kCount{1, 1'000'000'000};
 constexpr NumberRange kAtLeastZero{.min = 0};
+constexpr NumberRange kTimeout{.min = 0, .max = 1e8, .open_min = true};
 constexpr NumberRange kAboveZero{.min = 0, .open_min = true};
 constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
 // Where fp32 still tells them from 1 and from 0.
@@ -116,7 +117,7 @@ void add_communication_flags(CommandLine& line, Options& o) {
                   {Dtype::kFp32, Dtype::kBf16});
   line.add_option("--ranks-per-node", o.ranks_per_node, "instead of what the hosts' names say", kSize);
   line.add_flag("--check-order", o.check_order, "compare the order of communication calls over all ranks");
-  line.add_option("--timeout", o.timeout, "seconds a rank waits for another", kAboveZero);
+  line.add_option("--timeout", o.timeout, "seconds a rank waits for another", kTimeout);
 }
 
 ValueList to_config(const Options& o) {

@@ -142,9 +142,9 @@ void add_traffic(std::map<TrafficKey, TrafficRow>& rows, const Json& counts, boo
 
 }  // namespace
 
-void gather_report(Report& report, World& world, const Mesh& mesh) {
+void gather_report(Report& report, World& world, const Mesh& mesh, const TrafficLedger& ledger) {
   report.mesh = mesh.sizes();
-  const Json mine = Json::array({memory_to_json(report.memory), traffic_to_json(world.traffic())});
+  const Json mine = Json::array({memory_to_json(report.memory), traffic_to_json(ledger)});
   const std::vector<Bytes> all = gather_on_host(world.everyone(), to_bytes(mine.dump()));
   if (!world.is_root()) return;
   report.memory.clear();

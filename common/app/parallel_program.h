@@ -30,7 +30,7 @@ void configure_communication(World& world, const Options& options);
 // Every rank's spans on rank 0, on rank 0's clock.
 [[nodiscard]] std::vector<TraceSpan> gather_spans(World& world, const std::vector<TraceSpan>& mine);
 
-// Adds the mesh's sizes, every rank's memory and the traffic to rank 0's report; all ranks call it.
-void gather_report(Report& report, World& world, const Mesh& mesh);
+// Adds the mesh's sizes, every rank's memory and their traffic to rank 0's report; all ranks call it.
+void gather_report(Report& report, World& world, const Mesh& mesh, const TrafficLedger& traffic);
 
 }  // namespace ref5d

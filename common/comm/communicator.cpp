@@ -30,17 +30,17 @@ Communicator::Communicator(std::string axis, Group group) : axis_(std::move(axis
   if (size() > 1) transport_ = maker(group_, this);
 }
 
-CommCall Communicator::begin(const char* op, const Tensor& x, std::int64_t payload_bytes) {
-  TrafficCount& count = world().traffic().count(axis_, op);
-  ++count.calls;
-  count.payload += payload_bytes;
-  world().order().called(group_, axis_, op, x.numel(), dtype_name(x.dtype()));
-  return {fmt::format("{} over {} ({} x {})", op, axis_, x.numel(), dtype_name(x.dtype())), &count};
+CommCall Communicator::begin(const char* op, std::int64_t count, Dtype dtype, std::int64_t payload_bytes, int detail) {
+  TrafficCount& traffic = world().traffic().count(axis_, op);
+  ++traffic.calls;
+  traffic.payload += payload_bytes;
+  world().order().called(group_, axis_, op, count, dtype_name(dtype), detail);
+  return {fmt::format("{} over {} ({} x {})", op, axis_, count, dtype_name(dtype)), &traffic};
 }
 
 void Communicator::all_reduce(Stream& stream, const Tensor& x, ReduceOp op) {
   expect_contiguous(x, "all_reduce");
-  const CommCall call = begin("all_reduce", x, static_cast<std::int64_t>(x.bytes()));
+  const CommCall call = begin("all_reduce", x.numel(), x.dtype(), static_cast<std::int64_t>(x.bytes()), static_cast<int>(op));
   if (size() > 1 && x.numel() > 0) transport_->all_reduce(stream, call, x, op);
 }
 
@@ -49,7 +49,8 @@ void Communicator::reduce_scatter(Stream& stream, const Tensor& shard, const Ten
   expect_contiguous(shard, "reduce_scatter");
   if (shard.numel() * size() != x.numel() || shard.dtype() != x.dtype())
     misuse(fmt::format("reduce_scatter of {} elements over {} ranks into {}", x.numel(), size(), shard.numel()));
-  const CommCall call = begin("reduce_scatter", x, static_cast<std::int64_t>(x.bytes()));
+  const CommCall call =
+      begin("reduce_scatter", x.numel(), x.dtype(), static_cast<std::int64_t>(x.bytes()), static_cast<int>(op));
   if (size() == 1) return copy_unless_same(stream, shard, x);
   if (x.numel() > 0) transport_->reduce_scatter(stream, call, shard, x, op);
 }
@@ -59,7 +60,7 @@ void Communicator::all_gather(Stream& stream, const Tensor& x, const Tensor& sha
   expect_contiguous(shard, "all_gather");
   if (shard.numel() * size() != x.numel() || shard.dtype() != x.dtype())
     misuse(fmt::format("all_gather of {} elements from each of {} ranks into {}", shard.numel(), size(), x.numel()));
-  const CommCall call = begin("all_gather", x, static_cast<std::int64_t>(x.bytes()));
+  const CommCall call = begin("all_gather", x.numel(), x.dtype(), static_cast<std::int64_t>(x.bytes()));
   if (size() == 1) return copy_unless_same(stream, x, shard);
   if (x.numel() > 0) transport_->all_gather(stream, call, x, shard);
 }
@@ -77,8 +78,7 @@ void Communicator::all_to_all(Stream& stream, const Tensor& received, const Tens
   if (received_rows[own] != sent_rows[own]) misuse("all_to_all: a rank receives from itself what it sends to itself");
   // Ranks send different numbers, so the order ledger compares the length of a row.
   const auto row_bytes = [](const Tensor& t) { return static_cast<std::size_t>(t.ld()) * dtype_size(t.dtype()); };
-  const Tensor row = sent.dim(0) > 0 ? sent.rows(0, 0) : sent;
-  const CommCall call = begin("all_to_all", row, static_cast<std::int64_t>(sent.bytes()));
+  const CommCall call = begin("all_to_all", sent.ld(), sent.dtype(), static_cast<std::int64_t>(sent.bytes()));
   std::vector<Transfer> sends, receives;
   std::size_t send_at = 0, receive_at = 0;
   for (std::size_t r = 0; r < n; ++r) {
@@ -106,7 +106,7 @@ void Communicator::all_to_all(Stream& stream, const Tensor& received, const Tens
 void Communicator::broadcast(Stream& stream, const Tensor& x, int root) {
   expect_contiguous(x, "broadcast");
   if (root < 0 || root >= size()) misuse(fmt::format("broadcast from rank {} of {}", root, size()));
-  const CommCall call = begin("broadcast", x, static_cast<std::int64_t>(x.bytes()));
+  const CommCall call = begin("broadcast", x.numel(), x.dtype(), static_cast<std::int64_t>(x.bytes()), root);
   if (size() == 1 || x.numel() == 0) return;
   std::vector<Transfer> sends;
   for (int r = 0; r < size(); ++r)

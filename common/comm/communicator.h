@@ -46,8 +46,8 @@ class Communicator {
   void p2p_batch(Stream& stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
 
  private:
-  // Enters the call into the ledgers.
-  [[nodiscard]] CommCall begin(const char* op, const Tensor& x, std::int64_t payload_bytes);
+  // Enters the call into the ledgers. count and detail are what all ranks must agree on.
+  [[nodiscard]] CommCall begin(const char* op, std::int64_t count, Dtype dtype, std::int64_t payload_bytes, int detail = 0);
 
   std::string axis_;
   Group group_;

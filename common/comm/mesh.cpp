@@ -65,9 +65,9 @@ std::vector<int> Mesh::ranks_along(unsigned axes) const {
 }
 
 Communicator& Mesh::operator[](const std::string& names) {
-  std::unique_ptr<Communicator>& c = communicators_[names];
+  const unsigned axes = axes_of(names);
+  std::unique_ptr<Communicator>& c = communicators_[axes];
   if (!c) {
-    const unsigned axes = axes_of(names);
     c = std::make_unique<Communicator>(names, make_group(ranks_along(axes), static_cast<int>(axes)));
   }
   return *c;
@@ -89,7 +89,7 @@ std::pair<Communicator*, Communicator*> Mesh::split(const std::string& names, in
   const auto number = static_cast<int>(splits_.try_emplace({names, inner}, splits_.size()).first->second);
   if ((number + 1) * kSplitTags >= static_cast<int>(ReservedTag::kHost)) throw std::logic_error("too many splits of a mesh");
   const auto make = [&](const char* part, const std::vector<int>& ranks, int tag) {
-    std::unique_ptr<Communicator>& c = communicators_[names + part + std::to_string(number)];
+    std::unique_ptr<Communicator>& c = split_communicators_[names + part + std::to_string(number)];
     const int own_tag = static_cast<int>(axes) + tag + number * kSplitTags;
     if (!c) c = std::make_unique<Communicator>(names + part, make_group(ranks, own_tag));
     return c.get();

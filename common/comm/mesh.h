@@ -25,11 +25,12 @@ struct MeshSizes {
 class Mesh {
  public:
   // The world's ranks `ranks`, this one among them, as many as the sizes' product. (Meshes on disjoint ranks can work side by
-  // side.) All ranks of the mesh build it, and its communicators, in the same order.
+  // side; two on the same ranks cannot.) All ranks of the mesh build it, and its communicators, in the same order.
   Mesh(const MeshSizes& sizes, std::vector<int> ranks);
 
   // The communicator along an axis ("tp", "dp") or a product ("dp*cp"), made when it is first asked for: the ranks that differ
-  // from this one along those axes only, in the mesh's order. "world": all.
+  // from this one along those axes only, in the mesh's order. "world": all. One communicator for one set of axes, named as it
+  // was asked for first.
   [[nodiscard]] Communicator& operator[](const std::string& axes);
   // Two communicators that together make up an axis: `inner` neighbours, and the ranks with the same place among theirs. Named
   // "dp/inner" and "dp/outer", after the axis. inner divides the axis; an axis may be split in several ways.
@@ -48,7 +49,8 @@ class Mesh {
   std::array<std::int64_t, kAxes.size()> sizes_{};
   std::array<std::int64_t, kAxes.size()> coordinates_{};
   Group everyone_;
-  std::map<std::string, std::unique_ptr<Communicator>> communicators_;
+  std::map<unsigned, std::unique_ptr<Communicator>> communicators_;  // by their axes, a bit for each
+  std::map<std::string, std::unique_ptr<Communicator>> split_communicators_;
   std::map<std::pair<std::string, int>, std::size_t> splits_;  // axes and inner size -> the how-manieth split it is
 };
 

@@ -41,7 +41,16 @@ void wait_all(std::vector<MPI_Request>& requests, const std::string& what, std::
     check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
     return done != 0;
   };
-  wait_until(all_done, what, timeout);
+  try {
+    wait_until(all_done, what, timeout);
+  } catch (...) {  // what comes late must not be written where nothing is any more
+    for (MPI_Request& r : requests) {
+      if (r == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(&r);
+      MPI_Request_free(&r);
+    }
+    throw;
+  }
   requests.clear();
 }
 

@@ -22,13 +22,14 @@ std::array<char, 16> cut_to_size(const std::string& text) {
 }  // namespace
 
 std::string OrderLedger::Notice::text() const {
-  return fmt::format("{} of {} x {} over {}", op.data(), count, dtype.data(), axis.data());
+  const std::string more = detail == 0 ? "" : fmt::format(" (root or operation {})", detail);
+  return fmt::format("{} of {} x {} over {}{}", op.data(), count, dtype.data(), axis.data(), more);
 }
 
 void OrderLedger::called(const Group& group, const std::string& axis, const std::string& op, std::int64_t count,
-                         const std::string& dtype) {
+                         const std::string& dtype, int detail) {
   if (!on_) return;
-  const Notice notice{cut_to_size(axis), cut_to_size(op), cut_to_size(dtype), count};
+  const Notice notice{cut_to_size(axis), cut_to_size(op), cut_to_size(dtype), count, group.tag, detail};
   for (int r = 0; r < group.size(); ++r) {
     if (r == group.rank) continue;
     const int to = group.ranks[static_cast<std::size_t>(r)];
@@ -78,20 +79,30 @@ void OrderLedger::compare_with(int rank, Peer& peer) const {
 
 void OrderLedger::finish(const Group& everyone) {
   if (!on_) return;
-  barrier_on_host(everyone);  // every notice has been sent by now, and messages do not overtake each other
-  mpi::wait_until(
-      [&] {
-        compare();
-        return outgoing_.empty();
-      },
-      "the last notices of --check-order", world().timeout());
-  barrier_on_host(everyone);
-  compare();
+  // How many calls each rank has made with each other one. Notices may still be on their way: they are waited for.
+  Bytes mine(static_cast<std::size_t>(world().size()) * sizeof(std::int64_t));
   for (const auto& [rank, peer] : peers_) {
-    if (peer.mine.empty() && peer.theirs.empty()) continue;
-    const bool more = !peer.mine.empty();
-    throw RunError(fmt::format("rank {} has made a call that rank {} has not: {}", more ? world().rank() : rank,
-                               more ? rank : world().rank(), (more ? peer.mine : peer.theirs).front().text()));
+    const std::int64_t made = peer.made();
+    std::memcpy(mine.data() + static_cast<std::size_t>(rank) * sizeof(made), &made, sizeof(made));
+  }
+  const std::vector<Bytes> all = all_gather_on_host(everyone, mine);
+  for (int r = 0; r < everyone.size(); ++r) {
+    if (r == everyone.rank) continue;
+    std::int64_t made = 0;
+    std::memcpy(&made, all[static_cast<std::size_t>(r)].data() + static_cast<std::size_t>(world().rank()) * sizeof(made),
+                sizeof(made));
+    const int other = everyone.ranks[static_cast<std::size_t>(r)];
+    Peer& peer = peers_[other];
+    const std::int64_t own = peer.made();
+    mpi::wait_until(
+        [&] {
+          compare();
+          return peer.heard() >= made && outgoing_.empty();
+        },
+        "the last notices of --check-order", world().timeout());
+    if (own == made) continue;
+    throw RunError(fmt::format("rank {} has made a call that rank {} has not: {}", own > made ? world().rank() : other,
+                               own > made ? other : world().rank(), (own > made ? peer.mine : peer.theirs).front().text()));
   }
 }
 

@@ -24,7 +24,9 @@ class OrderLedger {
   void enable(bool on) { on_ = on; }
   [[nodiscard]] bool on() const { return on_; }
   // The host makes a call. Throws RunError if a peer made another one in its place.
-  void called(const Group& group, const std::string& axis, const std::string& op, std::int64_t count, const std::string& dtype);
+  // detail: the root of a broadcast, the operation of a reduction.
+  void called(const Group& group, const std::string& axis, const std::string& op, std::int64_t count, const std::string& dtype,
+              int detail = 0);
   // Looks for what peers have told; throws likewise.
   void compare();
   // At the end of a run, on all ranks: RunError if some rank has made calls that its peer has not.
@@ -35,12 +37,15 @@ class OrderLedger {
   struct Notice {
     std::array<char, 16> axis{}, op{}, dtype{};
     std::int64_t count = 0;
+    int tag = 0, detail = 0;
     [[nodiscard]] std::string text() const;
     friend bool operator==(const Notice&, const Notice&) = default;
   };
   struct Peer {
     std::deque<Notice> mine, theirs;  // not yet compared
     std::int64_t compared = 0;
+    [[nodiscard]] std::int64_t made() const { return compared + static_cast<std::int64_t>(mine.size()); }
+    [[nodiscard]] std::int64_t heard() const { return compared + static_cast<std::int64_t>(theirs.size()); }
   };
   struct Outgoing {
     Notice notice;

@@ -196,6 +196,7 @@ TEST_F(OrderTest, P57_AgreementIsQuiet) {
   }
   device().synchronize();
   EXPECT_NO_THROW(world().order().finish(world().everyone()));
+  barrier_on_host(world().everyone());
   world().order() = OrderLedger();
 }
 

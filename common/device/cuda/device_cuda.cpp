@@ -2,7 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <set>
+#include <exception>
 
 #include "common/device/cuda/cuda_stream.h"
 #include "common/device/device.h"
@@ -76,7 +76,8 @@ Stream::Stream(std::string name) : name_(std::move(name)), impl_(std::make_uniqu
 }
 
 Stream::~Stream() {
-  cudaStreamSynchronize(impl_->stream);
+  // While an error ends the program nobody needs the work, and communication with a rank that is gone would wait for ever.
+  if (std::uncaught_exceptions() == 0) cudaStreamSynchronize(impl_->stream);
   cuda::forget_host_tasks(*this);
   cuda::live_streams().erase(this);
 }
