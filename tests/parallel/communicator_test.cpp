@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <numeric>
 #include <thread>
 
@@ -246,6 +247,18 @@ TEST_F(Comm, P59_WaitsForTheStream) {
   dp_.all_reduce(comm, y);
   order(comm, stream_);
   EXPECT_EQ(y.to_doubles(stream_)[4999], sum_at(4999));
+}
+
+// Who waits for a rank that is late leaves it the cores.
+TEST_F(Comm, P60_WaitingTakesLittleProcessorTime) {
+  const auto processor_ms = [] { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
+  const Tensor x = rank_values(dp_.rank(), 1000, Dtype::kFp32, stream_);
+  barrier_on_host(dp_.group());
+  const double before = processor_ms();
+  if (dp_.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  dp_.all_reduce(stream_, x);
+  device().synchronize();
+  EXPECT_LT(processor_ms() - before, 200);
 }
 
 TEST_F(Comm, MisuseIsAnError) {

@@ -67,6 +67,9 @@ TEST(DdpZero, VariantsOfStrategies) {
   passing_run(4, "--strategy hsdp --shard-size 4");
 }
 
+// What a sample gathers is not a step's.
+TEST(DdpZero, SamplesAreNotInTheTraffic) { (void)passing_run(2, "--strategy zero3 --sample 3"); }
+
 // Sixteen ranks on however few cores there are (pitfall P60).
 TEST(DdpZero, P60_SixteenRanks) {
   RunOptions options;
@@ -89,7 +92,9 @@ TEST(DdpZero, EverySabotageIsNoticed) {
     EXPECT_EQ(run.exit_status, 1) << name << ": " << run.description();
     expect_one_error(run, 1, {"check failed: "});
   }
-  EXPECT_GE(count, 12);
+  EXPECT_GE(count, 14);
+  // One of the groups that hold a shard, which is not rank 0's.
+  expect_one_error(run_tiny_on(4, "02_ddp_zero", "--quiet --sabotage drift --strategy hsdp"), 1, {"replicas/"});
 }
 
 // The bits of what is trained do not depend on how gradients are bundled, nor on when they are sent.
