@@ -50,12 +50,18 @@ void GradientBuckets::reduce(std::size_t bucket) {
   const bool filled_by_one = group.members.size() == 1 &&
                              static_cast<double>(group.numel) * static_cast<double>(dtype_size(setup_.sum_dtype())) >= capacity;
   if (setup_.options.faults.skip_full_bucket && filled_by_one) return;
-  if (result_ == Result::kEverywhere || setup_.options.all_reduce_gradients) {
-    all_reduce_gradient(setup_.shard, comm_, flat_[bucket], setup_.reduce_dtype());
-  } else {
-    const Tensor own = group.shard_of(flat_[bucket], setup_.shard.rank());
-    reduce_scatter_gradient(setup_.shard, comm_, own, flat_[bucket], setup_.reduce_dtype());
+  Tensor flat = flat_[bucket];
+  if (setup_.options.faults.no_stream_wait) {  // what is there at this moment, whatever backward has still to do
+    flat = Tensor::empty(flat.shape(), flat.dtype(), MemoryCategory::kCommunication, comm_);
+    copy_on_device(comm_, flat.raw(), flat_[bucket].raw(), flat.bytes());
   }
+  if (result_ == Result::kEverywhere || setup_.options.all_reduce_gradients) {
+    all_reduce_gradient(setup_.shard, comm_, flat, setup_.reduce_dtype());
+  } else {
+    const Tensor own = group.shard_of(flat, setup_.shard.rank());
+    reduce_scatter_gradient(setup_.shard, comm_, own, flat, setup_.reduce_dtype());
+  }
+  if (setup_.options.faults.no_stream_wait) copy_on_device(comm_, flat_[bucket].raw(), flat.raw(), flat.bytes());
   if (setup_.options.faults.average_again) scale(comm_, flat_[bucket], 1.0 / setup_.shard.size());
 }
 
