@@ -76,7 +76,7 @@ void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const ch
 // of the others alike, of whom N - S are elsewhere.
 void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, int shard) {
   const int ranks = e.mesh["dp"].size(), nodes = e.world.node_count();
-  if (nodes < 2 || shard * nodes != ranks || !transport_counts_wire()) return;
+  if (nodes < 2 || shard * nodes != ranks || !groups_are_within_nodes(e.world, e.mesh, shard)) return;
   StrategyOptions s;
   s.kind = "hsdp";
   s.reduce_dtype = e.lesson.strategy.reduce_dtype;

@@ -20,15 +20,12 @@
 
 namespace ref5d::data_parallel {
 
-namespace {
-// Whether every group of `size` consecutive ranks is on one node.
 bool groups_are_within_nodes(const World& world, const Mesh& mesh, int size) {
   const std::vector<int>& ranks = mesh.everyone().ranks;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     if (world.node(ranks[i]) != world.node(ranks[i - i % static_cast<std::size_t>(size)])) return false;
   return true;
 }
-}  // namespace
 
 int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
   const int ranks = static_cast<int>(mesh.size("dp"));
@@ -47,7 +44,7 @@ namespace {
 
 // One device, the whole global batch as one micro-batch, nothing recomputed: what the run under test must agree with.
 RunRecord run_baseline(const Options& options, const TrainerOptions& settings, const Dataset& data, Dtype dtype,
-                       std::int64_t steps) {
+                       std::int64_t steps, World& world) {
   TrainerOptions big = settings;
   big.storage = {};
   big.storage.dtype = dtype;
@@ -61,6 +58,7 @@ RunRecord run_baseline(const Options& options, const TrainerOptions& settings, c
   const StepPrinter printer(steps, options.quiet);
   RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
     printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
+    sign_of_life(world);
   });
   printer.done();
   return record;
@@ -152,7 +150,9 @@ void print_head(const Options& options, const Lesson& lesson, const GptConfig& m
   fmt::print("{}\n{} parameters, {} with {} of {} sequences of {} each, {}, {}{}\n", data.description(),
              model.parameter_count(), counted(ranks, "rank"), counted(options.grad_accum, "micro-batch"), options.micro_batch,
              model.seq, dtype_name(options.dtype), lesson.strategy.kind,
-             lesson.strategy.kind == "hsdp" ? fmt::format(" with {} shards, {} times", shard_size, ranks / shard_size) : "");
+             lesson.strategy.kind == "hsdp"
+                 ? fmt::format(" with {}, {}", counted(shard_size, "shard"), counted(ranks / shard_size, "replica"))
+                 : "");
   if (lesson.sabotage != nullptr)
     fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", lesson.sabotage->name,
                lesson.sabotage->breaks);
@@ -169,15 +169,16 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   StrategyOptions strategy = lesson.strategy;
   const Layout layout = layout_of(options, model, strategy, ranks, strategy.kind == "hsdp" ? shard_size : ranks);
   check_memory(options, model, layout, strategy, world);
+  if (lesson.sabotage != nullptr && strategy.kind == "hsdp") check_shows(*lesson.sabotage, shard_size, ranks / shard_size);
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, strategy.faults, world.rank());
   apply(settings, mesh, strategy, shard_size);
   if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, ranks, shard_size);
 
   Baselines baselines;
   const std::int64_t compared = !options.verify ? 0 : std::stoll(on_root(world, [&] {
-    baselines =
-        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
-                      [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, single, data, dtype, steps); });
+    baselines = run_baselines(
+        options.dtype, std::min(options.steps, options.verify_steps),
+        [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, single, data, dtype, steps, world); });
     if (!baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", baselines.why_fewer);
     return std::to_string(baselines.steps);
   }));

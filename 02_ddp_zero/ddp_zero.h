@@ -15,6 +15,9 @@ struct Lesson {
   const Sabotage* sabotage = nullptr;
 };
 
+// Whether every group of `size` consecutive ranks of the mesh is on one node.
+[[nodiscard]] bool groups_are_within_nodes(const World& world, const Mesh& mesh, int size);
+
 // The ranks that share one copy of the weights: shard_size, by default a node's ranks, or the ranks over their smallest prime
 // factor. InputError if it does not divide the data-parallel ranks.
 [[nodiscard]] int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh);

@@ -13,6 +13,7 @@ struct Experiment {
   const Options& options;
   const Lesson& lesson;
   double link_mbit, link_latency_us;  // of virtual time
+  bool claims_overlap;                // on the default link, with the default buckets
   std::string virtual_trace;          // a path that the timelines' begin with; empty: none
   World& world;
   Mesh& mesh;

@@ -68,7 +68,8 @@ void GradientShards::reduce(std::size_t unit) {
   if (last || !faults.last_micro_batch_only) {
     const Tensor received = Tensor::empty(sum.shape(), sum.dtype(), MemoryCategory::kCommunication, comm_);
     reduce_scatter_gradient(setup_.shard, comm_, received, whole_[unit], setup_.reduce_dtype());
-    if (faults.average_again) scale(comm_, received, 1.0 / setup_.shard.size());
+    const int replicas = setup_.replicate == nullptr ? 1 : setup_.replicate->size();
+    if (faults.average_again) scale(comm_, received, 1.0 / (setup_.shard.size() * replicas));
     scaled_add(comm_, sum, received, 1.0);
   }
   reducing_.push_back({std::move(whole_[unit]), Event()});  // nobody reads the whole gradients any more

@@ -11,7 +11,7 @@ using namespace ref5d::data_parallel;
 namespace {
 
 // Flags that a strategy does not know are refused, rather than ignored.
-void check_flags(const CommandLine& line, const StrategyOptions& s) {
+void check_flags(const CommandLine& line, const StrategyOptions& s, const std::string& experiment) {
   // What zero2 does with whole gradients is what zero1 does.
   const std::string kind = s.kind == "zero2" && s.keep_full_gradients ? "zero2 --keep-full-gradients" : s.kind;
   const struct {
@@ -25,9 +25,12 @@ void check_flags(const CommandLine& line, const StrategyOptions& s) {
                    {"--prefetch", {"zero3", "hsdp"}},
                    {"--shard-size", {"hsdp"}}};
   for (const auto& [flag, strategies] : kOnlyWith) {
+    if (flag == std::string("--shard-size") && experiment != "none") continue;  // experiments run hsdp, too
     if (!line.given(flag) || std::find(strategies.begin(), strategies.end(), kind) != strategies.end()) continue;
     throw InputError(std::string(flag) + " means nothing with --strategy " + kind + "; it is for " + join(strategies, ", "));
   }
+  for (const char* flag : {"--link-mbit", "--link-latency", "--virtual-trace"})
+    if (line.given(flag) && experiment == "none") throw InputError(std::string(flag) + " is for --experiment overlap");
   if (s.keep_full_gradients && s.kind != "zero2")
     throw InputError("--keep-full-gradients means nothing with --strategy " + s.kind + "; it is for zero2");
 }
@@ -52,12 +55,14 @@ int main(int argc, char** argv) {
     line.add_flag("--all-reduce-gradients", strategy.all_reduce_gradients, "zero1: what missing the reduce-scatter costs");
     line.add_choice("--unit", unit, "zero2, zero3, hsdp: what is gathered and reduced at a time", {"block", "model"});
     line.add_switch("--prefetch", strategy.prefetch, "zero3, hsdp: gather the next unit during this one's work");
-    line.add_option("--shard-size", lesson.shard_size, "hsdp: ranks that share a copy; 0: a node's", {.min = 0});
+    line.add_option("--shard-size", lesson.shard_size,
+                    "hsdp: ranks that share a copy; 0: a node's, or on one node N over its smallest prime", {.min = 0});
     std::string experiment = "none", virtual_trace;
     double link_mbit = 10000, link_latency_us = 20;
     line.add_choice("--experiment", experiment, "side experiments, each with its claims", experiment_names());
     line.add_option("--link-mbit", link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0, .open_min = true});
-    line.add_option("--link-latency", link_latency_us, "of virtual time: microseconds of a message", {.min = 0});
+    line.add_option("--link-latency", link_latency_us,
+                    "of virtual time: microseconds of an exchange, which is half a collective", {.min = 0});
     line.add_option("--virtual-trace", virtual_trace, "where --experiment overlap writes its timelines", "PREFIX");
     for (const auto& s : sabotages()) line.add_sabotage(s.name, s.breaks);
     if (line.parse(argc, argv, world.is_root() ? stdout : nullptr) == ParseOutcome::kEnd) return 0;
@@ -72,17 +77,21 @@ int main(int argc, char** argv) {
       if (!options.verify) throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
       if (world.size() == 1) throw InputError("--sabotage needs several ranks; start it with mpiexec -n 2");
     }
-    check_flags(line, strategy);
+    check_flags(line, strategy, experiment);
     configure_communication(world, options);
     (void)on_root(world, [&] {
       check_output_paths(options);
+      Options timelines;
+      if (!virtual_trace.empty()) timelines.trace = virtual_trace + ".json";
+      check_output_paths(timelines);
       return std::string();
     });
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
 
     Report report = data_parallel::run(options, lesson, world, mesh);
     set_value(report.config, "experiment", experiment);
-    Experiment given{options, lesson, link_mbit, link_latency_us, virtual_trace, world, mesh, report};
+    const bool as_it_is = !line.given("--link-mbit") && !line.given("--link-latency") && !line.given("--bucket-mb");
+    Experiment given{options, lesson, link_mbit, link_latency_us, as_it_is, virtual_trace, world, mesh, report};
     run_experiments(experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });

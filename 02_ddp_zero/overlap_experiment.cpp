@@ -68,7 +68,7 @@ void overlap_experiment(Experiment& e) {
   run_one("zero3", "zero3", true);
   run_one("hsdp", "hsdp", true);
   if (!e.world.is_root()) return;
-  if (e.mesh["dp"].size() > 1) {
+  if (e.mesh["dp"].size() > 1 && e.claims_overlap) {
     claim_less(e, runs, "ddp", "naive");
     claim_less(e, runs, "zero3", "zero3, no prefetch");
   }

@@ -41,9 +41,13 @@ void several_steps(Options& o, const CommandLine& line) {
 void small_buckets(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "zero1"});
   prefer(line, "--bucket-mb", s.bucket_bytes, 8192.0);
+  need(o, s.bucket_bytes <= 16384, "buckets that one parameter fills; leave --bucket-mb out");
 }
 
-void in_buckets(Options& o, StrategyOptions& s, const CommandLine& line) { use_strategy(o, s, line, {"ddp", "zero1"}); }
+void in_buckets(Options& o, StrategyOptions& s, const CommandLine& line) {
+  use_strategy(o, s, line, {"ddp", "zero1"});
+  need(o, s.overlap, "reductions during backward; leave --no-overlap out");
+}
 
 void hsdp_accumulating(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"hsdp"});
@@ -52,6 +56,7 @@ void hsdp_accumulating(Options& o, StrategyOptions& s, const CommandLine& line) 
 
 void shards_accumulating(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"zero2", "zero3", "hsdp"});
+  need(o, !s.keep_full_gradients, "sharded gradients; leave --keep-full-gradients out");
   accumulate(o, line);
 }
 
@@ -91,16 +96,24 @@ void uneven_labels(Options& o, StrategyOptions& s, const CommandLine& line) {
   prefer(line, "--documents", o.documents, std::string("pad"));
   prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
   if (!line.given("--seq")) o.seq = 256;
+  need(o, o.documents == "pad" && *o.seq >= 128, "rows of uneven labels; leave --documents and --seq out");
+}
+
+// Weights that a file gives are the same on all ranks.
+void drawn_weights(Options& o, StrategyOptions& s, const CommandLine& line) {
+  any_strategy(o, s, line);
+  need(o, o.load.empty() && o.resume.empty(), "weights that are drawn; leave --load and --resume out");
 }
 
 void with_decay(Options& o, StrategyOptions& s, const CommandLine& line) {
   sharded(o, s, line);
-  need(o, o.weight_decay > 0, "weight decay; leave --weight-decay 0 out");
+  need(o, o.weight_decay * o.lr > 1e-7, "weight decay; leave --weight-decay and --lr out");
 }
 
 void large_epsilon(Options& o, StrategyOptions& s, const CommandLine& line) {
   sharded(o, s, line);
   prefer(line, "--eps", o.eps, 1e-4);
+  need(o, o.eps >= 1e-6, "an epsilon near the gradients; leave --eps out");
 }
 
 }  // namespace
@@ -133,10 +146,19 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions&, Faults& f, int) { f.average_again = true; }},
       {"drift", "the last rank's weights change a little after every update, as by a reduction that one rank missed (P12)",
        holds_replicas, [](TrainerOptions&, Faults& f, int) { f.drift = true; }},
-      {"own-seed", "every rank draws its own initial weights", any_strategy,
+      {"own-seed", "every rank draws its own initial weights", drawn_weights,
        [](TrainerOptions& t, Faults&, int rank) { t.storage.seed += static_cast<std::uint64_t>(rank); }},
   };
   return *kAll;
+}
+
+void check_shows(const Sabotage& sabotage, int shard_ranks, int replicas) {
+  const auto does_nothing = [&](const char* without) {
+    throw InputError("--sabotage " + sabotage.name + " does nothing without " + without + "; leave --shard-size out");
+  };
+  if (replicas == 1 && (sabotage.name == "reduce-before-summing" || sabotage.name == "drift")) does_nothing("several replicas");
+  if (shard_ranks == 1 && (sabotage.name == "norm-of-own-shard" || sabotage.name == "stale-weights"))
+    does_nothing("several shards");
 }
 
 const Sabotage& find_sabotage(const std::string& name) {

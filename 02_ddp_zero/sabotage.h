@@ -20,6 +20,8 @@ struct Sabotage {
 };
 
 [[nodiscard]] const std::vector<Sabotage>& sabotages();
+// Of hsdp: InputError where the mistake cannot show with this many ranks to a copy, and this many copies.
+void check_shows(const Sabotage& sabotage, int shard_ranks, int replicas);
 // Throws InputError, listing the names, if there is none called so.
 [[nodiscard]] const Sabotage& find_sabotage(const std::string& name);
 

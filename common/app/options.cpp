@@ -11,7 +11,7 @@ constexpr std::int64_t kMaxLayers = 100'000;
 constexpr IntegerRange kSize{1, kMaxSize};
 constexpr IntegerRange kCount{1, 1'000'000'000};
 constexpr NumberRange kAtLeastZero{.min = 0};
-constexpr NumberRange kTimeout{.min = 0, .max = 1e8, .open_min = true};
+constexpr NumberRange kTimeout{.min = 1e-3, .max = 1e8};
 constexpr NumberRange kAboveZero{.min = 0, .open_min = true};
 constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
 // Where fp32 still tells them from 1 and from 0.

@@ -73,7 +73,12 @@ void check_output_paths(const Options& o) {
       }
     }
   }
-  if (!o.save.empty()) check_save_folder(o.save);
+  if (o.save.empty()) return;
+  check_save_folder(o.save);
+  for (const auto& [flag, path] : files) {
+    if (!path.empty() && replaces(path, o.save))
+      throw InputError(fmt::format("{} {} would write over what --save {} writes; give another file", flag, path, o.save));
+  }
 }
 
 std::vector<TraceSpan> profiled_spans(int rank) {

@@ -20,7 +20,7 @@ int run_parallel_program(const std::string& name, char** argv, const std::functi
     device().set_threads(threads_per_process(world.local_size()));
     try {
       Device::select(world.local_rank());
-      return static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(body(world))))));
+      return static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(body(world))), true)));
     } catch (...) {
       Failure failure = current_failure();
       const std::string by = world.is_root() ? "" : fmt::format("rank {}: ", world.rank());
@@ -57,6 +57,10 @@ void configure_communication(World& world, const Options& options) {
   if (world.is_root() && !options.quiet && !chosen.empty()) fmt::print("{}\n", chosen);
 }
 
+void sign_of_life(World& world) {
+  if (world.is_root()) send_sign_of_life(world.everyone());
+}
+
 std::string on_root(World& world, const std::function<std::string()>& work) {
   Failure outcome{kExitOk, ""};
   if (world.is_root()) {
@@ -68,6 +72,7 @@ std::string on_root(World& world, const std::function<std::string()>& work) {
       outcome = current_failure();
     }
   }
+  wait_while_alive(world.everyone());
   outcome.status =
       static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(outcome.status)), true)));
   outcome.message = to_text(broadcast_on_host(world.everyone(), to_bytes(outcome.message), true));

@@ -26,6 +26,8 @@ void configure_communication(World& world, const Options& options);
 // Runs `work` on rank 0 with all of its machine's cores while the others wait. What it returns, or throws, all ranks return or
 // throw.
 [[nodiscard]] std::string on_root(World& world, const std::function<std::string()>& work);
+// To be called by such work from time to time: the others wait no longer than the time-out without it.
+void sign_of_life(World& world);
 
 // Every rank's spans on rank 0, on rank 0's clock.
 [[nodiscard]] std::vector<TraceSpan> gather_spans(World& world, const std::vector<TraceSpan>& mine);

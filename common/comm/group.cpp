@@ -83,6 +83,41 @@ void barrier_on_host(const Group& group, bool patient) {
   (void)broadcast_on_host(group, {}, patient);
 }
 
+namespace {
+constexpr int kAliveTag = static_cast<int>(ReservedTag::kAlive);
+
+bool has_message(int from, int tag) {
+  int found = 0;
+  mpi::check(MPI_Iprobe(from, tag, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE), "MPI_Iprobe");
+  return found != 0;
+}
+}  // namespace
+
+void send_sign_of_life(const Group& group) {
+  static const std::byte kNothing{};
+  for (int r = 1; r < group.size(); ++r) {
+    MPI_Request request;
+    mpi::check(MPI_Isend(&kNothing, 1, MPI_BYTE, group.ranks[static_cast<std::size_t>(r)], kAliveTag, MPI_COMM_WORLD, &request),
+               "MPI_Isend");
+    mpi::check(MPI_Request_free(&request), "MPI_Request_free");
+  }
+}
+
+void wait_while_alive(const Group& group) {
+  if (group.rank == 0) return;
+  const int root = group.ranks[0];
+  const char* const what = "a sign of life from rank 0";
+  while (!has_message(root, kTag)) {
+    mpi::wait_until([&] { return has_message(root, kTag) || has_message(root, kAliveTag); }, what, world().timeout());
+    while (has_message(root, kAliveTag)) {
+      std::byte nothing{};
+      std::vector<MPI_Request> requests;
+      mpi::post_receive(requests, &nothing, 1, root, kAliveTag);
+      mpi::wait_all(requests, what, world().timeout());
+    }
+  }
+}
+
 Bytes to_bytes(const std::string& text) {
   const auto* begin = reinterpret_cast<const std::byte*>(text.data());
   return {begin, begin + text.size()};

@@ -29,6 +29,11 @@ struct Group {
 [[nodiscard]] std::vector<Bytes> all_gather_on_host(const Group& group, const Bytes& mine);
 void barrier_on_host(const Group& group, bool patient = false);
 
+// While rank 0 works alone, it sends signs of life, and the others wait for its next message as long as they come. RunError
+// after the world's time-out without one.
+void send_sign_of_life(const Group& group);
+void wait_while_alive(const Group& group);
+
 [[nodiscard]] Bytes to_bytes(const std::string& text);
 [[nodiscard]] std::string to_text(const Bytes& bytes);
 // A number and back.

@@ -15,7 +15,7 @@
 namespace ref5d {
 
 // Message tags that no communicator has (mesh.h gives those).
-enum class ReservedTag { kHost = 1000, kOrder, kFailure, kGoodbye };
+enum class ReservedTag { kHost = 1000, kOrder, kFailure, kGoodbye, kAlive };
 
 // Starts MPI and ends it. One per process; a process that no launcher started is a world of one rank.
 class World {

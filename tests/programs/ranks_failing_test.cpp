@@ -33,7 +33,14 @@ TEST(RanksFailing, BadUsageIsOneLine) {
                 {2, "--sabotage own-seed --no-verify", {"--no-verify"}},
                 {2, "--sabotage norm-of-own-shard --strategy ddp", {"--strategy zero2"}},
                 {2, "--tp 2", {"--tp"}},
-                {2, "--timeout 0", {"--timeout"}}};
+                {2, "--timeout 0", {"--timeout"}},
+                {2, "--timeout 1e10", {"--timeout"}},
+                {2, "--link-mbit 5", {"--link-mbit", "--experiment overlap"}},
+                {2, "--save /tmp --json /tmp/latest", {"--json", "--save"}},
+                {2, "--experiment overlap --virtual-trace /nonexistent/v", {"/nonexistent"}},
+                {2, "--sabotage no-stream-wait --no-overlap", {"does nothing", "--no-overlap"}},
+                {2, "--sabotage drift --strategy hsdp --shard-size 2", {"does nothing", "replicas"}},
+                {2, "--sabotage last-micro-batch-only --strategy zero2 --keep-full-gradients", {"does nothing"}}};
   for (const auto& c : kCases) {
     const Outcome run = run_tiny_on(c.ranks, "02_ddp_zero", c.flags);
     expect_one_error(run, 2, c.parts);
@@ -76,8 +83,7 @@ Interrupted interrupt(const std::string& strategy, int signal, std::size_t rank,
     sent = std::chrono::steady_clock::now();
   });
   result.outcome = run_tiny_on(
-      4, "02_ddp_zero",
-      "--steps 10000000 --no-verify --strategy " + strategy + " --quiet " + flags + " --json " + dir.path("r.json"));
+      4, "02_ddp_zero", "--steps 10000000 --strategy " + strategy + " --quiet " + flags + " --json " + dir.path("r.json"));
   sender.join();
   result.seconds_after = std::chrono::duration<double>(std::chrono::steady_clock::now() - sent).count();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -90,7 +96,7 @@ Interrupted interrupt(const std::string& strategy, int signal, std::size_t rank,
 
 TEST(RanksFailing, AKilledRankEndsTheOthers) {
   for (std::size_t rank : {0, 2}) {
-    const Interrupted run = interrupt("zero3", SIGKILL, rank, "");
+    const Interrupted run = interrupt("zero3", SIGKILL, rank, "--no-verify");
     EXPECT_NE(run.outcome.exit_status, 0);
     EXPECT_LT(run.seconds_after, 10);
     EXPECT_EQ(run.left, 0u);
@@ -100,7 +106,7 @@ TEST(RanksFailing, AKilledRankEndsTheOthers) {
 // One that hangs is noticed by the others, who say where they wait.
 TEST(RanksFailing, AHangingRankIsATimeOut) {
   for (std::size_t rank : {0, 1}) {
-    const Interrupted run = interrupt("ddp", SIGSTOP, rank, "--timeout 1");
+    const Interrupted run = interrupt("ddp", SIGSTOP, rank, "--timeout 1 --no-verify");
     EXPECT_EQ(run.outcome.exit_status, 3) << run.outcome.description();
     EXPECT_LT(run.seconds_after, 10);
     EXPECT_EQ(run.left, 0u);
@@ -109,6 +115,14 @@ TEST(RanksFailing, AHangingRankIsATimeOut) {
     EXPECT_NE(err.find("was not complete after 1 s"), std::string::npos) << err;
     EXPECT_EQ(err.find("02_ddp_zero: "), err.rfind("02_ddp_zero: ")) << err;
   }
+}
+
+// Also while the others wait for rank 0's baseline.
+TEST(RanksFailing, AHangingBaselineIsATimeOut) {
+  const Interrupted run = interrupt("ddp", SIGSTOP, 0, "--timeout 1 --verify-steps 10000000");
+  EXPECT_EQ(run.outcome.exit_status, 3) << run.outcome.description();
+  EXPECT_NE(run.outcome.err.find("a sign of life from rank 0"), std::string::npos) << run.outcome.err;
+  EXPECT_LT(run.seconds_after, 10);
 }
 
 // A failure that rank 0 meets alone, while the others wait for it.
