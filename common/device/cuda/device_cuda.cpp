@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <set>
 
 #include "common/device/cuda/cuda_stream.h"
 #include "common/device/device.h"

@@ -29,6 +29,8 @@ WIDTH, LEFT, ROW, TOP = 12, 1.75, 0.3, 1.2  # inches: the picture, the space for
 REMARK = ("A row for each stream of a rank; gaps are waiting. A communication lasts until the rank's part in it is done, which "
           "the slowest of its\npeers decides. Where ranks share cores, lengths vary from run to run, and what is hidden behind "
           "kernels gains no time.")
+VIRTUAL = ("A row for each stream of rank 0; gaps are waiting. Virtual time: kernels take their processor time, communication "
+           "what a link\nof a stated speed takes, and all ranks are at the same point.")
 
 # labels: what may stand in it, the longest first. us.
 Block = namedtuple("Block", "category labels start end")
@@ -164,7 +166,8 @@ def draw_timeline(arguments, traces):
     legend(figure, panels, height)
     what = "backward of step" if arguments.backward else "step"
     asked = arguments.from_ms is not None or arguments.to_ms is not None
-    style.title(figure, arguments.title or ("Timeline" if asked else f"Timeline: {what} {arguments.step}"), REMARK)
+    title = arguments.title or ("Timeline" if asked else f"Timeline: {what} {arguments.step}")
+    style.title(figure, title, VIRTUAL if arguments.virtual else REMARK)
     style.write(figure, arguments.out)
 
 
