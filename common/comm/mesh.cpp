@@ -36,7 +36,7 @@ Group make_group(const std::vector<int>& ranks, int tag) {
 
 }  // namespace
 
-Mesh::Mesh(const MeshSizes& s, std::vector<int> ranks)
+Mesh::Mesh(const MeshSizes& s, const std::vector<int>& ranks)
     : sizes_{s.pp, s.edp, s.ep, s.cp, s.tp}, everyone_(make_group(ranks, static_cast<int>(axes_of("world")))) {
   if (s.ranks() != everyone_.size()) {
     throw std::logic_error("a mesh of " + std::to_string(s.ranks()) + " ranks from " + std::to_string(everyone_.size()));

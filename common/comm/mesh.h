@@ -26,7 +26,7 @@ class Mesh {
  public:
   // The world's ranks `ranks`, this one among them, as many as the sizes' product. (Meshes on disjoint ranks can work side by
   // side; two on the same ranks cannot.) All ranks of the mesh build it, and its communicators, in the same order.
-  Mesh(const MeshSizes& sizes, std::vector<int> ranks);
+  Mesh(const MeshSizes& sizes, const std::vector<int>& ranks);
 
   // The communicator along an axis ("tp", "dp") or a product ("dp*cp"), made when it is first asked for: the ranks that differ
   // from this one along those axes only, in the mesh's order. "world": all. One communicator for one set of axes, named as it

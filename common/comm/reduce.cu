@@ -21,7 +21,7 @@ __global__ void reduce_in_rank_order_kernel(T* out, const T* own, const T* __res
   A* sum = shared<A, kStretch>();
   for (int r = 0; r < parts; ++r) {
     const T* part = (r == rank ? own : received + std::int64_t(r < rank ? r : r - 1) * n) + begin;
-    if (r == 0) {
+    if (r == 0) {  // NOLINT(bugprone-branch-clone): the pragmas are alike, the loops are not
       REF5D_SIMD
       for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum[i] = A(part[i]);
     } else {
