@@ -145,7 +145,7 @@ $(PRECOMPILED:%=%.gch): $(BUILD)/obj/%.h.gch: %.h $(FLAGS)
 	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -x c++-header -c $< -o $@
 endif
 
-$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS) | $(PRECOMPILED:%=%.gch)
+$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS) | $(addsuffix .gch,$(word 1,$(PRECOMPILED)))
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) $(INCLUDE_PRECOMPILED) -MMD -MP -c $< -o $@
 
@@ -168,6 +168,7 @@ test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/
 # The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
 emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/device_%,$(call test_sources,unit))
 define test_binary
+$(filter $(BUILD)/obj/tests/%.cpp.o,$(patsubst %,$(BUILD)/obj/%.o,$(2))): | $(addsuffix .gch,$(word 2,$(PRECOMPILED)))
 $(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
