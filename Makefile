@@ -132,22 +132,9 @@ $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"
 
 $(BUILD)/obj/tests/%.cpp.o: OPTIMIZE := -O1
 
-# Headers that most files include, compiled once. The compiler takes them for files with the same flags.
-ifneq ($(MODE),cuda)
-PRECOMPILED := $(BUILD)/obj/common/tools/precompiled.h $(BUILD)/obj/tests/support/precompiled.h
-INCLUDE_PRECOMPILED = -include $(word 1,$(PRECOMPILED))
-$(BUILD)/obj/tests/%.cpp.o: INCLUDE_PRECOMPILED = -include $(word 2,$(PRECOMPILED))
-$(BUILD)/obj/tests/support/precompiled.h.gch: OPTIMIZE := -O1
-$(BUILD)/obj/common/device/emu/%.cpp.o $(BUILD)/obj/common/kernels/cpu/%.cpp.o: INCLUDE_PRECOMPILED =
-$(PRECOMPILED:%=%.gch): $(BUILD)/obj/%.h.gch: %.h $(FLAGS)
+$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
 	@mkdir -p $(@D)
-	@cp $< $(@:.gch=)
-	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -x c++-header -c $< -o $@
-endif
-
-$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS) | $(addsuffix .gch,$(word 1,$(PRECOMPILED)))
-	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) $(INCLUDE_PRECOMPILED) -MMD -MP -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
 
 $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)
@@ -168,7 +155,6 @@ test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/
 # The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
 emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/device_%,$(call test_sources,unit))
 define test_binary
-$(filter $(BUILD)/obj/tests/%.cpp.o,$(patsubst %,$(BUILD)/obj/%.o,$(2))): | $(addsuffix .gch,$(word 2,$(PRECOMPILED)))
 $(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
@@ -195,7 +181,7 @@ test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
-	@tests/run $(TEST_RUNS) build/emu/tests/emulator 'build/emu/tests/parallel@3=-*P13*:*EveryModel*:Replicas*'
+	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=-*P13*:*EveryModel*:Replicas*'
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3

@@ -1,4 +1,0 @@
-// What the tests include beside it.
-#include <gtest/gtest.h>
-
-#include "common/tools/precompiled.h"
