@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/app/baseline.h"
 #include "common/app/output.h"
 #include "common/app/program.h"
 #include "common/app/settings.h"
@@ -17,27 +18,6 @@
 namespace ref5d::grad_accum {
 
 namespace {
-
-// One device, the whole global batch as one micro-batch, nothing recomputed, the plainest way: what the run under test must
-// agree with.
-RunRecord run_baseline(const Options& options, const GptConfig& model, const Dataset& data, Dtype dtype, std::int64_t steps) {
-  TrainerOptions big = trainer_options(options, model);
-  big.storage = {};
-  big.storage.dtype = dtype;
-  big.storage.seed = static_cast<std::uint64_t>(options.seed);
-  big.micro_batch = big.global_batch;
-  big.recompute = Recompute::kNone;
-  big.gemm = GemmKind::kBlas;
-  big.attention = AttentionKind::kFlash;
-  Trainer trainer(big, data);
-  if (!options.resume.empty()) resume(trainer, options.resume);
-  const StepPrinter printer(steps, options.quiet);
-  RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
-    printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
-  });
-  printer.done();
-  return record;
-}
 
 RunRecord run_micro_batches(const Options& options, const TrainerOptions& settings, const Dataset& data, std::int64_t compared,
                             std::string& sample) {
@@ -116,8 +96,9 @@ Report run(const Options& options, const Sabotage* sabotage) {
   RunRecord record;
   if (options.verify) {
     const Baselines single =
-        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
-                      [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, model, data, dtype, steps); });
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps), [&](Dtype dtype, std::int64_t steps) {
+          return train_baseline(options, trainer_options(options, model), data, dtype, steps);
+        });
     if (!single.why_fewer.empty() && !options.quiet) fmt::print("{}\n", single.why_fewer);
     const bool fp64 = options.dtype == Dtype::kFp64;
     record = run_micro_batches(options, settings, data, single.steps, report.sample);

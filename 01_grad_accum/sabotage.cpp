@@ -1,21 +1,10 @@
 #include "01_grad_accum/sabotage.h"
 
-#include "common/device/error.h"
+#include "common/app/sabotage.h"
 
 namespace ref5d::grad_accum {
 
 namespace {
-
-// Sets an option unless the user gave its flag.
-template <typename T>
-void prefer(const CommandLine& line, const char* flag, T& option, const T& value) {
-  if (!line.given(flag)) option = value;
-}
-
-// A mistake that cannot show is not run: it would look like one that nothing notices.
-void need(const Options& o, bool shows, const char* what) {
-  if (!shows) throw InputError("--sabotage " + o.sabotage + " does nothing without " + what);
-}
 
 void accumulate(Options& o, const CommandLine& line) {
   prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4});
@@ -100,13 +89,6 @@ const std::vector<Sabotage>& sabotages() {
   return *kAll;
 }
 
-const Sabotage& find_sabotage(const std::string& name) {
-  std::string known;
-  for (const Sabotage& s : sabotages()) {
-    if (s.name == name) return s;
-    known += (known.empty() ? "" : ", ") + s.name;
-  }
-  throw InputError("--sabotage " + name + " is not known; use one of: " + known);
-}
+const Sabotage& find_sabotage(const std::string& name) { return find_by_name(sabotages(), name); }
 
 }  // namespace ref5d::grad_accum

@@ -7,6 +7,7 @@
 
 #include "02_ddp_zero/claims.h"
 #include "02_ddp_zero/data_parallel.h"
+#include "common/app/baseline.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
 #include "common/app/program.h"
@@ -41,28 +42,6 @@ int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
 }
 
 namespace {
-
-// One device, the whole global batch as one micro-batch, nothing recomputed: what the run under test must agree with.
-RunRecord run_baseline(const Options& options, const TrainerOptions& settings, const Dataset& data, Dtype dtype,
-                       std::int64_t steps, World& world) {
-  TrainerOptions big = settings;
-  big.storage = {};
-  big.storage.dtype = dtype;
-  big.storage.seed = settings.storage.seed;
-  big.micro_batch = big.global_batch;
-  big.recompute = Recompute::kNone;
-  big.gemm = GemmKind::kBlas;
-  big.attention = AttentionKind::kFlash;
-  Trainer trainer(big, data);
-  if (!options.resume.empty()) resume(trainer, options.resume);
-  const StepPrinter printer(steps, options.quiet);
-  RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
-    printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
-    sign_of_life(world);
-  });
-  printer.done();
-  return record;
-}
 
 // The ranks that hold the same weights, whole or a shard.
 Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
@@ -176,9 +155,10 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
 
   Baselines baselines;
   const std::int64_t compared = !options.verify ? 0 : std::stoll(on_root(world, [&] {
-    baselines = run_baselines(
-        options.dtype, std::min(options.steps, options.verify_steps),
-        [&](Dtype dtype, std::int64_t steps) { return run_baseline(options, single, data, dtype, steps, world); });
+    baselines =
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps), [&](Dtype dtype, std::int64_t steps) {
+          return train_baseline(options, single, data, dtype, steps, [&] { sign_of_life(world); });
+        });
     if (!baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", baselines.why_fewer);
     return std::to_string(baselines.steps);
   }));

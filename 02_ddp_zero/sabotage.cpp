@@ -2,22 +2,11 @@
 
 #include <algorithm>
 
-#include "common/device/error.h"
+#include "common/app/sabotage.h"
 
 namespace ref5d::data_parallel {
 
 namespace {
-
-// Sets an option unless the user gave its flag.
-template <typename T>
-void prefer(const CommandLine& line, const char* flag, T& option, const T& value) {
-  if (!line.given(flag)) option = value;
-}
-
-// A mistake that cannot show is not run: it would look like one that nothing notices.
-void need(const Options& o, bool shows, const std::string& what) {
-  if (!shows) throw InputError("--sabotage " + o.sabotage + " does nothing without " + what);
-}
 
 using Kinds = std::vector<std::string>;
 void use_strategy(Options& o, StrategyOptions& s, const CommandLine& line, const Kinds& kinds) {
@@ -161,13 +150,6 @@ void check_shows(const Sabotage& sabotage, int shard_ranks, int replicas) {
     does_nothing("several shards");
 }
 
-const Sabotage& find_sabotage(const std::string& name) {
-  std::string known;
-  for (const Sabotage& s : sabotages()) {
-    if (s.name == name) return s;
-    known += (known.empty() ? "" : ", ") + s.name;
-  }
-  throw InputError("--sabotage " + name + " is not known; use one of: " + known);
-}
+const Sabotage& find_sabotage(const std::string& name) { return find_by_name(sabotages(), name); }
 
 }  // namespace ref5d::data_parallel
