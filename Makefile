@@ -33,7 +33,8 @@ library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp common/t
   $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
   $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/% common/comm/$(m)/%), \
   $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
-LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cpp) $(call library_sources,cu))
+# Kernels first: the longest to compile are among them.
+LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cu) $(call library_sources,cpp))
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
 TEST_GROUPS := $(sort $(TEST_GROUPS))
 ifeq ($(MODE),emu)
@@ -131,7 +132,9 @@ $(BUILD)/obj/common/train/default_text.cpp.o: $(BUILD)/default_text.txt
 $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"$(CURDIR)/$(BUILD)/default_text.txt"'
 
 # What computes nothing is built for a short build.
-$(foreach f,tests 0 common/app common/io common/tools common/verify,$(BUILD)/obj/$(f)%.cpp.o): OPTIMIZE := -O1
+$(foreach f,0 common/app common/io common/tools common/verify tests/unit tests/support,$(BUILD)/obj/$(f)%.cpp.o): \
+  OPTIMIZE := $(if $(filter emu,$(MODE)),-O0,-O1)
+$(foreach f,parallel programs oracle,$(BUILD)/obj/tests/$(f)%.cpp.o): OPTIMIZE := -O0
 
 $(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
 	@mkdir -p $(@D)
@@ -182,7 +185,8 @@ test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
-	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=-*P13*:*EveryModel*:Replicas*'
+	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
+	  'build/emu/tests/parallel@2=-$(COMMUNICATION):*P13*:*EveryModel*:Replicas*'
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3
