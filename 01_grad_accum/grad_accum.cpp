@@ -7,6 +7,7 @@
 #include "common/app/baseline.h"
 #include "common/app/output.h"
 #include "common/app/program.h"
+#include "common/app/sabotage.h"
 #include "common/app/settings.h"
 #include "common/app/version.h"
 #include "common/device/device.h"
@@ -87,8 +88,7 @@ Report run(const Options& options, const Sabotage* sabotage) {
     fmt::print("{}\n{} parameters, {} sequences of {} per step as {} micro-batches of {}, {}\n", data.description(),
                model.parameter_count(), settings.global_batch, model.seq, options.grad_accum, options.micro_batch,
                dtype_name(options.dtype));
-    if (sabotage != nullptr)
-      fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", sabotage->name, sabotage->breaks);
+    if (sabotage != nullptr) fmt::print("{}", sabotage_line(options, sabotage->breaks));
   }
 
   Report report = new_report("01_grad_accum", options, model);

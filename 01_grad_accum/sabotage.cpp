@@ -7,11 +7,11 @@ namespace ref5d::grad_accum {
 namespace {
 
 void accumulate(Options& o, const CommandLine& line) {
-  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{4});
+  prefer(o, line, "--grad-accum", o.grad_accum, std::int64_t{4});
   need(o, o.grad_accum > 1, "several micro-batches; leave --grad-accum 1 out");
 }
 
-void several_steps(Options& o, const CommandLine& line) { prefer(line, "--steps", o.steps, std::int64_t{3}); }
+void several_steps(Options& o, const CommandLine& line) { prefer(o, line, "--steps", o.steps, std::int64_t{3}); }
 
 void carry_over(Options& o, const CommandLine& line) {
   several_steps(o, line);
@@ -28,40 +28,40 @@ void with_decay(Options& o, const CommandLine& line) {
 // step. A text without blank lines is one document, all of whose rows but the last are full; no setting makes those uneven.
 void uneven_labels(Options& o, const CommandLine& line) {
   several_steps(o, line);
-  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{8});
-  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
-  prefer(line, "--documents", o.documents, std::string("pad"));
-  if (!line.given("--seq")) o.seq = 256;
+  prefer(o, line, "--grad-accum", o.grad_accum, std::int64_t{8});
+  prefer(o, line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  prefer(o, line, "--documents", o.documents, std::string("pad"));
+  prefer(o, line, "--seq", o.seq, std::int64_t{256});
 }
 
 void with_dropout(Options& o, const CommandLine& line) {
-  prefer(line, "--recompute", o.recompute, std::string("full"));
-  if (!line.given("--dropout")) o.dropout = 0.1;
+  prefer(o, line, "--recompute", o.recompute, std::string("full"));
+  prefer(o, line, "--dropout", o.dropout, 0.1);
   need(o, o.recompute == "full" && *o.dropout > 0, "dropout and full recomputation; leave --dropout and --recompute out");
 }
 
 void in_bf16(Options& o, const CommandLine& line) {
-  prefer(line, "--dtype", o.dtype, Dtype::kBf16);
+  prefer(o, line, "--dtype", o.dtype, Dtype::kBf16);
   need(o, o.dtype == Dtype::kBf16, "bf16; leave --dtype out");
 }
 
 void many_bf16_micro_batches(Options& o, const CommandLine& line) {
   in_bf16(o, line);
-  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{256});
-  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
-  if (!line.given("--seq")) o.seq = 16;
-  prefer(line, "--steps", o.steps, std::int64_t{1});
+  prefer(o, line, "--grad-accum", o.grad_accum, std::int64_t{256});
+  prefer(o, line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  prefer(o, line, "--seq", o.seq, std::int64_t{16});
+  prefer(o, line, "--steps", o.steps, std::int64_t{1});
 }
 
 // Updates far below a bf16 weight's spacing, which only a master can hold.
 void small_bf16_updates(Options& o, const CommandLine& line) {
   in_bf16(o, line);
-  prefer(line, "--lr", o.lr, 1e-5);
-  prefer(line, "--steps", o.steps, std::int64_t{10});
+  prefer(o, line, "--lr", o.lr, 1e-5);
+  prefer(o, line, "--steps", o.steps, std::int64_t{10});
 }
 
 // Gradients near epsilon, where its place matters.
-void large_epsilon(Options& o, const CommandLine& line) { prefer(line, "--eps", o.eps, 1e-4); }
+void large_epsilon(Options& o, const CommandLine& line) { prefer(o, line, "--eps", o.eps, 1e-4); }
 
 }  // namespace
 

@@ -47,7 +47,7 @@ void buckets_experiment(Experiment& e) {
     e.report.claims.push_back(
         make_claim("bucket sizes: different final weights", 1, static_cast<double>(fingerprints.size()), 0, "", "bit by bit"));
   if (e.prints())
-    fmt::print("\nBuckets, on a link of {} Mbit/s with {} us per message\n{}", e.link_mbit, e.link_latency_us,
+    fmt::print("\nBuckets, on a link of {} Mbit/s with {} us per exchange\n{}", e.link_mbit, e.link_latency_us,
                format_table(table, "lrrrrrr"));
 }
 

@@ -1,7 +1,5 @@
 #include "02_ddp_zero/data_parallel.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -87,28 +85,14 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
     dp->strategy->after_update();
     const bool last = dp->replicas.rank() + 1 == dp->replicas.size();
     if (!dp->options.faults.drift || !last) return;
-    for (const Parameter* p : gpt.parameters()) scale(ctx.stream, p->weight, 1 + 0x1p-20);
+    const double factor = 1 + (dp->storage.dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-20);  // more than rounding
+    for (const Parameter* p : gpt.parameters()) scale(ctx.stream, p->weight, factor);
   };
   options.optimizer.reduce_partials = [dp](Stream& stream, const std::vector<OptimizerState>&, const Tensor& partials) {
     dp->reduce_partials(stream, partials);
   };
   options.gather = gather_parts(mesh.everyone());
   options.gather_rows = [&replicas](const HostTensor& mine) { return gather_rows(replicas.group(), mine); };
-}
-
-std::string fingerprint(const std::vector<HostTensor>& tensors) {
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  for (const HostTensor& tensor : tensors) {
-    for (std::byte b : tensor.data) hash = (hash ^ static_cast<std::uint64_t>(b)) * 0x100000001b3u;
-  }
-  return fmt::format("{:016x}", hash);
-}
-
-bool equal_on_all(const Group& group, const std::vector<Tensor>& tensors, Stream& stream) {
-  std::vector<HostTensor> mine;
-  for (const Tensor& t : tensors) mine.push_back(t.to_host(stream));
-  const std::vector<Bytes> all = all_gather_on_host(group, to_bytes(fingerprint(mine)));
-  return std::all_of(all.begin(), all.end(), [&](const Bytes& b) { return b == all[0]; });
 }
 
 }  // namespace ref5d::data_parallel

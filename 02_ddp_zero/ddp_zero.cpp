@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "02_ddp_zero/claims.h"
 #include "02_ddp_zero/data_parallel.h"
+#include "02_ddp_zero/replicas.h"
 #include "common/app/baseline.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
 #include "common/app/program.h"
+#include "common/app/sabotage.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
@@ -42,13 +43,6 @@ int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
 }
 
 namespace {
-
-// The ranks that hold the same weights, whole or a shard.
-Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
-  if (strategy.kind == "hsdp") return mesh.split("dp", shard_size).second->group();
-  if (strategy.kind == "zero3") return {{world().rank()}, 0, 0};
-  return mesh["dp"].group();
-}
 
 // Ranks on one machine share its memory. Beyond it the system would end processes without a word.
 void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
@@ -132,9 +126,7 @@ void print_head(const Options& options, const Lesson& lesson, const GptConfig& m
              lesson.strategy.kind == "hsdp"
                  ? fmt::format(" with {}, {}", counted(shard_size, "shard"), counted(ranks / shard_size, "replica"))
                  : "");
-  if (lesson.sabotage != nullptr)
-    fmt::print("sabotage {}, with settings of its own where no flag gave them: {}\n", lesson.sabotage->name,
-               lesson.sabotage->breaks);
+  if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(options, lesson.sabotage->breaks));
 }
 
 }  // namespace
@@ -156,17 +148,16 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   Baselines baselines;
   const std::int64_t compared = !options.verify ? 0 : std::stoll(on_root(world, [&] {
     baselines =
-        run_baselines(options.dtype, std::min(options.steps, options.verify_steps), [&](Dtype dtype, std::int64_t steps) {
-          return train_baseline(options, single, data, dtype, steps, [&] { sign_of_life(world); });
-        });
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
+                      [&](Dtype dtype, std::int64_t steps) { return train_baseline(options, single, data, dtype, steps); });
     if (!baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", baselines.why_fewer);
     return std::to_string(baselines.steps);
   }));
   world.traffic().reset();
-  const ParallelRun run = train(options, settings, data, compared, holders_of_the_same(mesh, strategy, shard_size), world);
+  const Group holders = holders_of_the_same(mesh, strategy, shard_size);
+  const ParallelRun run = train(options, settings, data, compared, holders, world);
 
   Verdict verdict;
-  const Group holders = holders_of_the_same(mesh, strategy, shard_size);
   const std::vector<Bytes> unequal = gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(run.unequal_steps)));
   if (options.verify && world.is_root()) {
     const bool fp64 = options.dtype == Dtype::kFp64;

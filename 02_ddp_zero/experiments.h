@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "02_ddp_zero/ddp_zero.h"
+#include "common/app/output.h"
 
 namespace ref5d::data_parallel {
 
@@ -32,6 +33,8 @@ void compare_experiment(Experiment& e);
 void buckets_experiment(Experiment& e);
 // Communication beside computation: virtual time on a link.
 void overlap_experiment(Experiment& e);
+// The files that it writes where Experiment::virtual_trace is `prefix`.
+[[nodiscard]] std::vector<OutputFile> virtual_traces(const std::string& prefix);
 // Bytes by stage: the ZeRO paper's table, and 8 billion parameters on 8 devices.
 void calculator_experiment(Experiment& e);
 

@@ -1,5 +1,7 @@
 #include "02_ddp_zero/full_weights.h"
 
+#include "02_ddp_zero/master_shards.h"
+
 namespace ref5d::data_parallel {
 
 FullWeights::FullWeights(const Setup& setup, const FlatGroups& groups)
@@ -24,19 +26,6 @@ void FullWeights::after_update() {
   for (std::size_t g = 0; g < groups_.size(); ++g)
     setup_.shard.all_gather(comm_, flat_[g], groups_[g].shard_of(flat_[g], setup_.shard.rank()));
   order(comm_, setup_.compute);
-}
-
-void shard_master(const Setup& setup, const FlatGroups& groups, std::vector<Tensor>& masters, Parameter& p) {
-  if (!p.master) return;
-  const int rank = setup.shard.rank();
-  const auto [g, member] = groups.find(p);
-  if (!masters[g]) {
-    masters[g] = Tensor::empty({groups[g].own_numel(rank)}, p.master.dtype(), MemoryCategory::kMaster, setup.compute);
-  }
-  const Tensor part = groups[g].part_of(masters[g], member, rank);
-  const Tensor held = held_part(p, p.master);
-  copy_on_device(setup.compute, part.raw(), held.raw(), part.bytes());
-  p.master = part;
 }
 
 }  // namespace ref5d::data_parallel

@@ -22,7 +22,4 @@ class FullWeights : public Weights {
   Stream comm_{"dp weights"};
 };
 
-// The fp32 masters of a rank's shard, one array for each group. Without masters it does nothing.
-void shard_master(const Setup& setup, const FlatGroups& groups, std::vector<Tensor>& masters, Parameter& p);
-
 }  // namespace ref5d::data_parallel

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "02_ddp_zero/data_parallel.h"
+#include "02_ddp_zero/replicas.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
 #include "common/app/settings.h"

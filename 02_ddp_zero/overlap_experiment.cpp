@@ -15,6 +15,22 @@ namespace ref5d::data_parallel {
 
 namespace {
 
+struct Variant {
+  const char* name;
+  const char* kind;
+  bool prefetch;
+  [[nodiscard]] std::string trace(const std::string& prefix) const {
+    return fmt::format("{}.{}{}.json", prefix, kind, prefetch ? "" : "-no-prefetch");
+  }
+};
+constexpr Variant kVariants[] = {{"naive", "naive", true},
+                                 {"ddp", "ddp", true},
+                                 {"zero1", "zero1", true},
+                                 {"zero2", "zero2", true},
+                                 {"zero3, no prefetch", "zero3", false},
+                                 {"zero3", "zero3", true},
+                                 {"hsdp", "hsdp", true}};
+
 void write_virtual_trace(const std::string& path, const Measured& m, const VirtualRun& run) {
   std::vector<TraceSpan> spans;
   for (const VirtualSpan& s : run.spans) {
@@ -37,6 +53,13 @@ void claim_less(Experiment& e, const std::map<std::string, VirtualRun>& runs, co
 
 }  // namespace
 
+std::vector<OutputFile> virtual_traces(const std::string& prefix) {
+  std::vector<OutputFile> files;
+  if (prefix.empty()) return files;
+  for (const Variant& v : kVariants) files.push_back({"--virtual-trace", v.trace(prefix)});
+  return files;
+}
+
 void overlap_experiment(Experiment& e) {
   if (Device::mode() == "cuda")
     throw InputError("--experiment overlap replays times that MODE=cpu records; on GPUs --trace shows the overlap itself");
@@ -44,36 +67,28 @@ void overlap_experiment(Experiment& e) {
   std::map<std::string, VirtualRun> runs;
   std::vector<std::vector<std::string>> table{
       {"strategy", "computation, us", "on the link, us", "exposed, us", "of it", "virtual step, us"}};
-  const auto run_one = [&](const char* name, const char* kind, bool prefetch) {
+  for (const Variant& v : kVariants) {
     StrategyOptions s;
-    s.kind = kind;
-    s.prefetch = prefetch;
+    s.kind = v.kind;
+    s.prefetch = v.prefetch;
     s.bucket_bytes = e.lesson.strategy.bucket_bytes;
     s.reduce_dtype = e.lesson.strategy.reduce_dtype;
     const Measured m = measure(e.options, s, hsdp_shard_size(e.lesson, e.world, e.mesh), 7, e.world, e.mesh);
     const VirtualRun run = replay(m.timeline, link);
-    runs[name] = run;
+    runs[v.name] = run;
     const double share = run.communication_us > 0 ? run.exposed_us() / run.communication_us : 0;
-    table.push_back({name, fmt::format("{:.0f}", run.compute_us), fmt::format("{:.0f}", run.communication_us),
+    table.push_back({v.name, fmt::format("{:.0f}", run.compute_us), fmt::format("{:.0f}", run.communication_us),
                      fmt::format("{:.0f}", run.exposed_us()), fmt::format("{:.0f}%", 100 * share),
                      fmt::format("{:.0f}", run.total_us)});
-    if (!e.virtual_trace.empty() && e.world.is_root())
-      write_virtual_trace(fmt::format("{}.{}{}.json", e.virtual_trace, kind, prefetch ? "" : "-no-prefetch"), m, run);
-  };
-  run_one("naive", "naive", true);
-  run_one("ddp", "ddp", true);
-  run_one("zero1", "zero1", true);
-  run_one("zero2", "zero2", true);
-  run_one("zero3, no prefetch", "zero3", false);
-  run_one("zero3", "zero3", true);
-  run_one("hsdp", "hsdp", true);
+    if (!e.virtual_trace.empty() && e.world.is_root()) write_virtual_trace(v.trace(e.virtual_trace), m, run);
+  }
   if (!e.world.is_root()) return;
   if (e.mesh["dp"].size() > 1 && e.claims_overlap) {
     claim_less(e, runs, "ddp", "naive");
     claim_less(e, runs, "zero3", "zero3, no prefetch");
   }
   if (e.prints())
-    fmt::print("\nCommunication beside computation, rank 0, on a link of {} Mbit/s with {} us per message\n{}", e.link_mbit,
+    fmt::print("\nCommunication beside computation, rank 0, on a link of {} Mbit/s with {} us per exchange\n{}", e.link_mbit,
                e.link_latency_us, format_table(table, "lrrrrr"));
 }
 

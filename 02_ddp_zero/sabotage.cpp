@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/app/sabotage.h"
+#include "common/app/settings.h"
 
 namespace ref5d::data_parallel {
 
@@ -10,27 +11,32 @@ namespace {
 
 using Kinds = std::vector<std::string>;
 void use_strategy(Options& o, StrategyOptions& s, const CommandLine& line, const Kinds& kinds) {
-  prefer(line, "--strategy", s.kind, kinds[0]);
+  prefer(o, line, "--strategy", s.kind, kinds[0]);
   std::string all;
   for (const std::string& k : kinds) all += (all.empty() ? "" : " or ") + k;
   need(o, std::find(kinds.begin(), kinds.end(), s.kind) != kinds.end(), "--strategy " + all);
-  prefer(line, "--steps", o.steps, std::int64_t{3});
+  prefer(o, line, "--steps", o.steps, std::int64_t{3});
 }
 
 void accumulate(Options& o, const CommandLine& line) {
-  prefer(line, "--grad-accum", o.grad_accum, std::int64_t{3});
+  prefer(o, line, "--grad-accum", o.grad_accum, std::int64_t{3});
   need(o, o.grad_accum > 1, "several micro-batches; leave --grad-accum 1 out");
 }
 
 void several_steps(Options& o, const CommandLine& line) {
-  prefer(line, "--steps", o.steps, std::int64_t{3});
+  prefer(o, line, "--steps", o.steps, std::int64_t{3});
   need(o, o.steps > 1, "a second step; leave --steps 1 out");
 }
 
 void small_buckets(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "zero1"});
-  prefer(line, "--bucket-mb", s.bucket_bytes, 8192.0);
-  need(o, s.bucket_bytes <= 16384, "buckets that one parameter fills; leave --bucket-mb out");
+  double bucket_mb = s.bucket_bytes / 0x1p20;
+  prefer(o, line, "--bucket-mb", bucket_mb, 0x1p-7);
+  s.bucket_bytes = bucket_mb * 0x1p20;
+  const GptConfig model = model_config(o);
+  const auto largest = static_cast<double>(model.hidden * std::max(model.vocab, model.ffn));
+  need(o, s.bucket_bytes <= largest * static_cast<double>(dtype_size(accumulator_of(o.dtype))),
+       "buckets that one parameter fills; leave --bucket-mb and the model's flags out");
 }
 
 void in_buckets(Options& o, StrategyOptions& s, const CommandLine& line) {
@@ -69,7 +75,7 @@ void any_strategy(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "naive", "zero1", "zero2", "zero3", "hsdp"});
 }
 
-// Not zero3, where no two ranks hold the same. Two steps, so that hsdp trains on them.
+// Not zero3, where no two ranks hold the same.
 void holds_replicas(Options& o, StrategyOptions& s, const CommandLine& line) {
   use_strategy(o, s, line, {"ddp", "naive", "zero1", "zero2", "hsdp"});
 }
@@ -82,9 +88,9 @@ void reduced_here(Options& o, StrategyOptions& s, const CommandLine& line) {
 // One document per row: rows in which a document ends have fewer labels.
 void uneven_labels(Options& o, StrategyOptions& s, const CommandLine& line) {
   any_strategy(o, s, line);
-  prefer(line, "--documents", o.documents, std::string("pad"));
-  prefer(line, "--micro-batch", o.micro_batch, std::int64_t{1});
-  if (!line.given("--seq")) o.seq = 256;
+  prefer(o, line, "--documents", o.documents, std::string("pad"));
+  prefer(o, line, "--micro-batch", o.micro_batch, std::int64_t{1});
+  prefer(o, line, "--seq", o.seq, std::int64_t{256});
   need(o, o.documents == "pad" && *o.seq >= 128, "rows of uneven labels; leave --documents and --seq out");
 }
 
@@ -92,17 +98,18 @@ void uneven_labels(Options& o, StrategyOptions& s, const CommandLine& line) {
 void drawn_weights(Options& o, StrategyOptions& s, const CommandLine& line) {
   any_strategy(o, s, line);
   need(o, o.load.empty() && o.resume.empty(), "weights that are drawn; leave --load and --resume out");
+  need(o, o.init_std.value_or(1) > 0, "weights that are drawn; leave --init-std out");
 }
 
 void with_decay(Options& o, StrategyOptions& s, const CommandLine& line) {
   sharded(o, s, line);
-  need(o, o.weight_decay * o.lr > 1e-7, "weight decay; leave --weight-decay and --lr out");
+  need(o, o.weight_decay * o.lr > 1e-5, "weight decay that counts; leave --weight-decay and --lr out");
 }
 
 void large_epsilon(Options& o, StrategyOptions& s, const CommandLine& line) {
   sharded(o, s, line);
-  prefer(line, "--eps", o.eps, 1e-4);
-  need(o, o.eps >= 1e-6, "an epsilon near the gradients; leave --eps out");
+  prefer(o, line, "--eps", o.eps, 1e-4);
+  need(o, o.eps >= 1e-6 && o.eps <= 1e-2 && o.lr > 0, "an epsilon near the gradients, and updates; leave --eps and --lr out");
 }
 
 }  // namespace
@@ -111,7 +118,7 @@ const std::vector<Sabotage>& sabotages() {
   static const auto* const kAll = new std::vector<Sabotage>{
       {"reduce-before-summing", "hsdp all-reduces the running sum after every micro-batch: earlier ones count again (P06)",
        hsdp_accumulating, [](TrainerOptions&, Faults& f, int) { f.reduce_before_summing = true; }},
-      {"skip-full-bucket", "a parameter that fills its bucket alone is never reduced (P07)", small_buckets,
+      {"skip-full-bucket", "a bucket that one parameter fills is never reduced (P07)", small_buckets,
        [](TrainerOptions&, Faults& f, int) { f.skip_full_bucket = true; }},
       {"no-stream-wait", "buckets are reduced without waiting for the stream that fills them (P09)", in_buckets,
        [](TrainerOptions&, Faults& f, int) { f.no_stream_wait = true; }},
@@ -143,7 +150,8 @@ const std::vector<Sabotage>& sabotages() {
 
 void check_shows(const Sabotage& sabotage, int shard_ranks, int replicas) {
   const auto does_nothing = [&](const char* without) {
-    throw InputError("--sabotage " + sabotage.name + " does nothing without " + without + "; leave --shard-size out");
+    throw InputError("--sabotage " + sabotage.name + " does nothing without " + without +
+                     "; start 4 ranks and leave --shard-size out");
   };
   if (replicas == 1 && (sabotage.name == "reduce-before-summing" || sabotage.name == "drift")) does_nothing("several replicas");
   if (shard_ranks == 1 && (sabotage.name == "norm-of-own-shard" || sabotage.name == "stale-weights"))

@@ -14,7 +14,7 @@ namespace ref5d::data_parallel {
 
 // Mistakes to show (--sabotage).
 struct Faults {
-  bool skip_full_bucket = false;       // a parameter that fills its bucket alone is never reduced (P07)
+  bool skip_full_bucket = false;       // a bucket that one parameter fills is never reduced (P07)
   bool no_stream_wait = false;         // buckets are reduced without waiting for backward (P09)
   bool reduce_before_summing = false;  // hsdp: all-reduces the running sum after every micro-batch (P06)
   bool last_micro_batch_only = false;  // zero2, zero3: earlier micro-batches' gradients are dropped unreduced (P10)

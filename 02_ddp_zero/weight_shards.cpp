@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "02_ddp_zero/full_weights.h"
+#include "02_ddp_zero/master_shards.h"
 
 namespace ref5d::data_parallel {
 

@@ -8,7 +8,7 @@
 namespace ref5d {
 
 RunRecord train_baseline(const Options& options, const TrainerOptions& settings, const Dataset& data, Dtype dtype,
-                         std::int64_t steps, const std::function<void()>& after_step) {
+                         std::int64_t steps) {
   TrainerOptions big = settings;
   big.storage = {};
   big.storage.dtype = dtype;
@@ -22,7 +22,6 @@ RunRecord train_baseline(const Options& options, const TrainerOptions& settings,
   const StepPrinter printer(steps, options.quiet);
   RunRecord record = record_run(trainer, steps, steps, [&](std::int64_t step, const StepResult& r) {
     printer.progress(fmt::format("baseline in {}", dtype_name(dtype)), step, r.ms);
-    if (after_step) after_step();
   });
   printer.done();
   return record;

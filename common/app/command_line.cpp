@@ -157,6 +157,10 @@ struct CommandLine::Impl {
     if (!options.load.empty() && !options.resume.empty()) {
       throw InputError("--load and --resume both say where the weights come from; give one of them");
     }
+    const bool reduces = std::any_of(flags.begin(), flags.end(),
+                                     [](const Flag& f) { return f.name == "--reduce-dtype" && f.option->count() > 0; });
+    if (reduces && options.dtype != Dtype::kBf16)
+      throw InputError(fmt::format("--reduce-dtype means nothing with --dtype {}; it is for bf16", dtype_name(options.dtype)));
     if (options.sabotage.empty() || options.sabotage == "list") return;
     std::vector<std::string> names;
     for (const auto& [name, breaks] : sabotages) names.push_back(name);
@@ -338,6 +342,10 @@ bool CommandLine::given(const std::string& name) const {
   (void)impl_->find(name);
   return std::any_of(impl_->flags.begin(), impl_->flags.end(),
                      [&](const Flag& f) { return (f.name == name || f.name == other) && f.option->count() > 0; });
+}
+
+std::string CommandLine::as_given(const std::string& name) const {
+  return impl_->find(name).option->count() > 0 ? name : negated(name);
 }
 
 std::string CommandLine::help() const {

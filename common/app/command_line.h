@@ -69,6 +69,8 @@ class CommandLine {
   [[nodiscard]] Options& options();
   // Whether the user gave this flag (or its --no- form). Known after parse.
   [[nodiscard]] bool given(const std::string& name) const;
+  // The form in which it was given: `name` or its --no- form.
+  [[nodiscard]] std::string as_given(const std::string& name) const;
   [[nodiscard]] std::string help() const;
 
  private:

@@ -57,7 +57,8 @@ struct Options {
   // Steps that are compared with the baseline. Training is chaotic: rounding grows with every step, so a comparison of late
   // steps says nothing about the arithmetic.
   std::int64_t verify_steps = 20;
-  std::string sabotage;  // empty: none
+  std::string sabotage;        // empty: none
+  std::string sabotage_flags;  // that it chose: " --steps 3 --grad-accum 4"
 
   // Output; empty paths: not written.
   std::string json, trace, dump;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "common/app/version.h"
@@ -21,14 +22,28 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Whether files can be made in a folder: some, such as /proc, look as if they could.
+bool takes_files(const fs::path& folder) {
+  if (access(folder.c_str(), W_OK) != 0) return false;
+  std::string name = (folder / "ref5d.XXXXXX").string();
+  const int fd = mkstemp(name.data());
+  if (fd < 0) return false;
+  close(fd);
+  unlink(name.c_str());
+  return true;
+}
+
 void check_file(const char* flag, const std::string& path) {
-  if (path.empty()) return;
   std::error_code error;
-  if (fs::is_directory(path, error)) throw InputError(fmt::format("{} {} is a folder; give the name of a file", flag, path));
+  const fs::file_status status = fs::status(path, error);
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw InputError(fmt::format("{} {}: {}; give the name of a file", flag, path, error.message()));
+  if (fs::is_directory(status)) throw InputError(fmt::format("{} {} is a folder; give the name of a file", flag, path));
+  if (fs::exists(status) && !fs::is_regular_file(status)) return;  // a pipe, /dev/null
   const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
   if (!fs::is_directory(folder, error))
     throw InputError(fmt::format("{} {}: the folder {} does not exist; make it first", flag, path, folder.string()));
-  if (access(folder.c_str(), W_OK) != 0)
+  if (!takes_files(folder))
     throw InputError(fmt::format("{} {}: the folder {} cannot be written", flag, path, folder.string()));
 }
 
@@ -41,7 +56,7 @@ void check_save_folder(const std::string& path) {
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
   if (!fs::is_directory(existing, error))
     throw InputError(fmt::format("--save {}: {} is a file; give the name of a folder", path, existing.string()));
-  if (access(existing.c_str(), W_OK) != 0)
+  if (!takes_files(existing))
     throw InputError(fmt::format("--save {}: the folder {} cannot be written", path, existing.string()));
 }
 
@@ -57,26 +72,22 @@ bool replaces(const std::string& output, const std::string& input) {
 
 }  // namespace
 
-void check_output_paths(const Options& o) {
-  for (const auto& [flag, path] : {std::pair{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}}) {
+void check_output_paths(const Options& o, const std::vector<OutputFile>& more) {
+  std::vector<OutputFile> files{{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}};
+  files.insert(files.end(), more.begin(), more.end());
+  std::erase_if(files, [](const OutputFile& f) { return f.path.empty(); });
+  if (!o.save.empty()) check_save_folder(o.save);
+  for (const auto& [flag, path] : files) {
     for (const auto& [input, read] : {std::pair{"--data", o.data}, {"--load", o.load}, {"--resume", o.resume}}) {
       if (replaces(path, read))
         throw InputError(fmt::format("{} {} would replace what {} reads; give another file", flag, path, input));
     }
-  }
-  const std::pair<const char*, const std::string&> files[] = {{"--json", o.json}, {"--trace", o.trace}, {"--dump", o.dump}};
-  for (const auto& [flag, path] : files) {
     check_file(flag, path);
     for (const auto& [other, other_path] : files) {
-      if (flag != other && !other_path.empty() && replaces(path, other_path)) {
+      if (flag != other && replaces(path, other_path))
         throw InputError(fmt::format("{} and {} both write {}; give each a file of its own", flag, other, path));
-      }
     }
-  }
-  if (o.save.empty()) return;
-  check_save_folder(o.save);
-  for (const auto& [flag, path] : files) {
-    if (!path.empty() && replaces(path, o.save))
+    if (replaces(path, o.save))
       throw InputError(fmt::format("{} {} would write over what --save {} writes; give another file", flag, path, o.save));
   }
 }

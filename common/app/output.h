@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "common/app/options.h"
 #include "common/io/trace.h"
@@ -13,8 +15,14 @@
 
 namespace ref5d {
 
-// Throws InputError if a file or folder that the options ask for cannot be written: before the training, not after it.
-void check_output_paths(const Options& options);
+// A file that a flag asks for.
+struct OutputFile {
+  const char* flag;
+  std::string path;
+};
+// Throws InputError if a file or folder that the options ask for, or one of `more`, cannot be written: before the training, not
+// after it.
+void check_output_paths(const Options& options, const std::vector<OutputFile>& more = {});
 
 // Follows a run: dumps the first step and the end, records the trace, saves the checkpoint, generates the sample.
 class RunOutputs {

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <map>
+#include <mutex>
+#include <thread>
 
 #include "common/app/program.h"
 #include "common/comm/backend.h"
@@ -14,12 +18,28 @@
 
 namespace ref5d {
 
+namespace {
+
+// Ranks that do different things wait for each other in vain, or compute what nobody asked for.
+void expect_same_flags(World& world, char** argv) {
+  Json flags = Json::array();
+  for (char** flag = argv + 1; *flag != nullptr; ++flag) flags.push_back(std::string(*flag));
+  const std::vector<Bytes> all = all_gather_on_host(world.everyone(), to_bytes(flags.dump()));
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw InputError(fmt::format("ranks 0 and {} were started with different flags, {} and {}; give all ranks the same", r,
+                                   to_text(all[0]), to_text(all[r])));
+}
+
+}  // namespace
+
 int run_parallel_program(const std::string& name, char** argv, const std::function<int(World&)>& body) {
   return run_program(name, argv, [&] {
     World world;
     device().set_threads(threads_per_process(world.local_size()));
     try {
       Device::select(world.local_rank());
+      expect_same_flags(world, argv);
       return static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(body(world))), true)));
     } catch (...) {
       Failure failure = current_failure();
@@ -57,15 +77,34 @@ void configure_communication(World& world, const Options& options) {
   if (world.is_root() && !options.quiet && !chosen.empty()) fmt::print("{}\n", chosen);
 }
 
-void sign_of_life(World& world) {
-  if (world.is_root()) send_sign_of_life(world.everyone());
-}
+namespace {
+
+// While it exists, a thread of rank 0 tells the others that this process is alive.
+class Heartbeat {
+ public:
+  explicit Heartbeat(World& world)
+      : thread_([&world](const std::stop_token& stop) {
+          using std::chrono::nanoseconds;
+          const auto period =
+              std::clamp<nanoseconds>(world.timeout() / 5, std::chrono::milliseconds(1), std::chrono::seconds(1));
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          while (!std::condition_variable_any().wait_for(lock, stop, period, [&] { return stop.stop_requested(); }))
+            send_sign_of_life(world.everyone());
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+}  // namespace
 
 std::string on_root(World& world, const std::function<std::string()>& work) {
   Failure outcome{kExitOk, ""};
   if (world.is_root()) {
     try {
       device().set_threads(threads_per_process(1));
+      const Heartbeat heartbeat(world);
       outcome.message = work();
       device().set_threads(threads_per_process(world.local_size()));
     } catch (...) {

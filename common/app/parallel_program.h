@@ -13,7 +13,8 @@
 
 namespace ref5d {
 
-// run_program for a world of ranks, which share their machine's cores. The exit status is rank 0's on all of them. A failure
+// run_program for a world of ranks, which share their machine's cores and have the same flags, or it is InputError. The exit
+// status is rank 0's on all of them. A failure
 // that all ranks meet, such as a wrong flag, is reported once; one that some rank meets alone ends all of them.
 [[nodiscard]] int run_parallel_program(const std::string& name, char** argv, const std::function<int(World&)>& body);
 
@@ -23,11 +24,9 @@ namespace ref5d {
 // All ranks call it once the flags are read: time-out, nodes, order ledger and backend. Prints what was chosen, on rank 0.
 void configure_communication(World& world, const Options& options);
 
-// Runs `work` on rank 0 with all of its machine's cores while the others wait. What it returns, or throws, all ranks return or
-// throw.
+// Runs `work` on rank 0 with all of its machine's cores while the others wait, as long as rank 0's process is alive. What it
+// returns, or throws, all ranks return or throw. It must not call MPI.
 [[nodiscard]] std::string on_root(World& world, const std::function<std::string()>& work);
-// To be called by such work from time to time: the others wait no longer than the time-out without it.
-void sign_of_life(World& world);
 
 // Every rank's spans on rank 0, on rank 0's clock.
 [[nodiscard]] std::vector<TraceSpan> gather_spans(World& world, const std::vector<TraceSpan>& mine);

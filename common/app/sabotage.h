@@ -1,7 +1,10 @@
 // What the lessons' sabotages share: settings in which a mistake shows, unless the user chose others.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/app/command_line.h"
@@ -9,10 +12,20 @@
 
 namespace ref5d {
 
-// Sets an option unless the user gave its flag.
-template <typename T>
-void prefer(const CommandLine& line, const char* flag, T& option, const T& value) {
-  if (!line.given(flag)) option = value;
+// Sets an option unless the user gave its flag, and notes in `o` that it did.
+template <typename Field, typename T>
+void prefer(Options& o, const CommandLine& line, const char* flag, Field& option, const T& value) {
+  if (line.given(flag) || option == value) return;
+  option = value;
+  if constexpr (std::is_same_v<T, Dtype>) {
+    o.sabotage_flags += fmt::format(" {} {}", flag, dtype_name(value));
+  } else {
+    o.sabotage_flags += fmt::format(" {} {}", flag, value);
+  }
+}
+// The line that says what runs.
+inline std::string sabotage_line(const Options& o, const std::string& breaks) {
+  return fmt::format("sabotage {}{}: {}\n", o.sabotage, o.sabotage_flags.empty() ? "" : ", with" + o.sabotage_flags, breaks);
 }
 
 // A mistake that cannot show is not run, since it would look like one that nothing notices: InputError unless it `shows`.

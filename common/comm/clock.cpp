@@ -1,7 +1,5 @@
 #include "common/comm/clock.h"
 
-#include <mpi.h>
-
 #include <chrono>
 #include <limits>
 
@@ -14,32 +12,32 @@ namespace {
 
 constexpr int kRounds = 8;
 
-double now_us() {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void exchange(double* value, int peer, bool send) {
   constexpr int kTag = static_cast<int>(ReservedTag::kHost);
-  std::vector<MPI_Request> requests;
+  mpi::Messages message;
   auto* bytes = reinterpret_cast<std::byte*>(value);
   if (send) {
-    mpi::post_send(requests, bytes, sizeof(double), peer, kTag);
+    message.send(bytes, sizeof(double), peer, kTag);
   } else {
-    mpi::post_receive(requests, bytes, sizeof(double), peer, kTag);
+    message.receive(bytes, sizeof(double), peer, kTag);
   }
-  mpi::wait_all(requests, "the comparison of clocks", world().timeout());
+  message.wait("the comparison of clocks", world().timeout());
 }
 
 }  // namespace
 
-double clock_offset_us(const Group& group) {
+double steady_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double clock_offset_us(const Group& group, const std::function<double()>& clock) {
   barrier_on_host(group);
   if (group.rank == 0) {  // answers one rank after the other with the time
     for (int r = 1; r < group.size(); ++r) {
       for (int round = 0; round < kRounds; ++round) {
         double time = 0;
         exchange(&time, group.ranks[static_cast<std::size_t>(r)], false);
-        time = now_us();
+        time = clock();
         exchange(&time, group.ranks[static_cast<std::size_t>(r)], true);
       }
     }
@@ -48,10 +46,10 @@ double clock_offset_us(const Group& group) {
   double offset = 0, quickest = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kRounds; ++round) {
     double time = 0;
-    const double before = now_us();
+    const double before = clock();
     exchange(&time, group.ranks[0], true);
     exchange(&time, group.ranks[0], false);
-    const double after = now_us();
+    const double after = clock();
     if (after - before >= quickest) continue;
     quickest = after - before;
     offset = time - (before + after) / 2;

@@ -67,33 +67,46 @@ void Communicator::all_gather(Stream& stream, const Tensor& x, const Tensor& sha
 
 void Communicator::all_to_all(Stream& stream, const Tensor& received, const Tensor& sent,
                               const std::vector<std::int64_t>& received_rows, const std::vector<std::int64_t>& sent_rows) {
+  expect_exchangeable(received, sent, received_rows, sent_rows);
+  const auto own = static_cast<std::size_t>(rank());
+  const std::size_t row_bytes = static_cast<std::size_t>(sent.ld()) * dtype_size(sent.dtype());
+  // Ranks send different numbers, so all compare the length of a row, and pairs their numbers.
+  const CommCall call = begin("all_to_all", sent.ld(), sent.dtype(), static_cast<std::int64_t>(sent.bytes()));
+  std::vector<Transfer> sends, receives;
+  std::size_t send_at = 0, receive_at = 0;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
+    const std::size_t out = static_cast<std::size_t>(sent_rows[r]) * row_bytes,
+                      in = static_cast<std::size_t>(received_rows[r]) * row_bytes;
+    if (r == own) {
+      if (out > 0) copy_on_device(stream, received.raw() + receive_at, sent.raw() + send_at, out);
+    } else {
+      const int peer = static_cast<int>(r);
+      world().order().sends(group_, axis_, peer, sent_rows[r], "rows");
+      world().order().receives(group_, axis_, peer, received_rows[r], "rows");
+      if (out > 0) sends.push_back({peer, sent.raw() + send_at, out});
+      if (in > 0) receives.push_back({peer, received.raw() + receive_at, in});
+    }
+    send_at += out;
+    receive_at += in;
+  }
+  if (size() > 1) transport_->exchange(stream, call, sends, receives);
+}
+
+void Communicator::expect_exchangeable(const Tensor& received, const Tensor& sent,
+                                       const std::vector<std::int64_t>& received_rows,
+                                       const std::vector<std::int64_t>& sent_rows) const {
   expect_contiguous(received, "all_to_all");
   expect_contiguous(sent, "all_to_all");
   const auto n = static_cast<std::size_t>(size());
+  if (received.dtype() != sent.dtype() || received.ld() != sent.ld())
+    misuse(fmt::format("all_to_all of rows of {} x {} into rows of {} x {}", sent.ld(), dtype_name(sent.dtype()), received.ld(),
+                       dtype_name(received.dtype())));
   if (received_rows.size() != n || sent_rows.size() != n) misuse("all_to_all needs a number of rows for every rank");
   if (sum(received_rows) != received.dim(0) || sum(sent_rows) != sent.dim(0))
     misuse(fmt::format("all_to_all of {} rows out of {} into {} of {}", sum(sent_rows), sent.dim(0), sum(received_rows),
                        received.dim(0)));
   const auto own = static_cast<std::size_t>(rank());
   if (received_rows[own] != sent_rows[own]) misuse("all_to_all: a rank receives from itself what it sends to itself");
-  // Ranks send different numbers, so the order ledger compares the length of a row.
-  const auto row_bytes = [](const Tensor& t) { return static_cast<std::size_t>(t.ld()) * dtype_size(t.dtype()); };
-  const CommCall call = begin("all_to_all", sent.ld(), sent.dtype(), static_cast<std::int64_t>(sent.bytes()));
-  std::vector<Transfer> sends, receives;
-  std::size_t send_at = 0, receive_at = 0;
-  for (std::size_t r = 0; r < n; ++r) {
-    const std::size_t out = static_cast<std::size_t>(sent_rows[r]) * row_bytes(sent),
-                      in = static_cast<std::size_t>(received_rows[r]) * row_bytes(received);
-    if (r == own) {
-      if (out > 0) copy_on_device(stream, received.raw() + receive_at, sent.raw() + send_at, out);
-    } else {
-      if (out > 0) sends.push_back({static_cast<int>(r), sent.raw() + send_at, out});
-      if (in > 0) receives.push_back({static_cast<int>(r), received.raw() + receive_at, in});
-    }
-    send_at += out;
-    receive_at += in;
-  }
-  if (size() > 1) transport_->exchange(stream, call, sends, receives);
 }
 
 void Communicator::all_to_all(Stream& stream, const Tensor& received, const Tensor& sent) {
@@ -133,7 +146,10 @@ void Communicator::p2p_batch(Stream& stream, const std::vector<Message>& sends, 
   const std::vector<Transfer> out = transfers(sends), in = transfers(receives);
   std::int64_t payload = 0;
   for (const Transfer& t : out) payload += static_cast<std::int64_t>(t.bytes);
-  // A matter of pairs: the others of the communicator do not take part, so that the order ledger has nothing to compare.
+  // A matter of pairs, of which the others of the communicator hear nothing.
+  for (const Message& m : sends) world().order().sends(group_, axis_, m.peer, m.tensor.numel(), dtype_name(m.tensor.dtype()));
+  for (const Message& m : receives)
+    world().order().receives(group_, axis_, m.peer, m.tensor.numel(), dtype_name(m.tensor.dtype()));
   TrafficCount& count = world().traffic().count(axis_, "p2p");
   ++count.calls;
   count.payload += payload;

@@ -1,6 +1,7 @@
 // The operations between ranks. Each takes a stream and returns at once; what is enqueued on the stream later sees the result.
 // Tensors must stay allocated until the stream has passed, as with a kernel. Every rank of a communicator makes the same calls
-// in the same order.
+// in the same order. Arguments that do not fit together on this rank are a std::logic_error, at once; what does not fit between
+// ranks, a message of another length or none in time, is a RunError at a wait of the host.
 #pragma once
 
 #include <memory>
@@ -48,6 +49,8 @@ class Communicator {
  private:
   // Enters the call into the ledgers. count and detail are what all ranks must agree on.
   [[nodiscard]] CommCall begin(const char* op, std::int64_t count, Dtype dtype, std::int64_t payload_bytes, int detail = 0);
+  void expect_exchangeable(const Tensor& received, const Tensor& sent, const std::vector<std::int64_t>& received_rows,
+                           const std::vector<std::int64_t>& sent_rows) const;
 
   std::string axis_;
   Group group_;

@@ -18,21 +18,21 @@ std::chrono::nanoseconds limit(bool patient) { return patient ? std::chrono::nan
 // A message is its length, then its bytes.
 void send(const Bytes& bytes, int to, bool patient) {
   const std::uint64_t length = bytes.size();
-  std::vector<MPI_Request> requests;
-  mpi::post_send(requests, reinterpret_cast<const std::byte*>(&length), sizeof(length), to, kTag);
-  mpi::post_send(requests, bytes.data(), bytes.size(), to, kTag);
-  mpi::wait_all(requests, "a message to rank " + std::to_string(to), limit(patient));
+  mpi::Messages messages;
+  messages.send(reinterpret_cast<const std::byte*>(&length), sizeof(length), to, kTag);
+  messages.send(bytes.data(), bytes.size(), to, kTag);
+  messages.wait("a message to rank " + std::to_string(to), limit(patient));
 }
 
 Bytes receive(int from, bool patient) {
   std::uint64_t length = 0;
   const std::string what = "a message from rank " + std::to_string(from);
-  std::vector<MPI_Request> requests;
-  mpi::post_receive(requests, reinterpret_cast<std::byte*>(&length), sizeof(length), from, kTag);
-  mpi::wait_all(requests, what, limit(patient));
+  mpi::Messages messages;
+  messages.receive(reinterpret_cast<std::byte*>(&length), sizeof(length), from, kTag);
+  messages.wait(what, limit(patient));
   Bytes bytes(length);
-  mpi::post_receive(requests, bytes.data(), bytes.size(), from, kTag);
-  mpi::wait_all(requests, what, limit(patient));
+  messages.receive(bytes.data(), bytes.size(), from, kTag);
+  messages.wait(what, limit(patient));
   return bytes;
 }
 
@@ -83,6 +83,12 @@ void barrier_on_host(const Group& group, bool patient) {
   (void)broadcast_on_host(group, {}, patient);
 }
 
+Bytes share_on_host(const Group& group, const Bytes& of_rank_0) {
+  Bytes shared = broadcast_on_host(group, of_rank_0);
+  barrier_on_host(group);
+  return shared;
+}
+
 namespace {
 constexpr int kAliveTag = static_cast<int>(ReservedTag::kAlive);
 
@@ -107,15 +113,19 @@ void wait_while_alive(const Group& group) {
   if (group.rank == 0) return;
   const int root = group.ranks[0];
   const char* const what = "a sign of life from rank 0";
-  while (!has_message(root, kTag)) {
-    mpi::wait_until([&] { return has_message(root, kTag) || has_message(root, kAliveTag); }, what, world().timeout());
+  const auto take_signs = [&] {
     while (has_message(root, kAliveTag)) {
       std::byte nothing{};
-      std::vector<MPI_Request> requests;
-      mpi::post_receive(requests, &nothing, 1, root, kAliveTag);
-      mpi::wait_all(requests, what, world().timeout());
+      mpi::Messages sign;
+      sign.receive(&nothing, 1, root, kAliveTag);
+      sign.wait(what, world().timeout());
     }
+  };
+  while (!has_message(root, kTag)) {
+    mpi::wait_until([&] { return has_message(root, kTag) || has_message(root, kAliveTag); }, what, world().timeout());
+    take_signs();
   }
+  take_signs();  // those that came before the message
 }
 
 Bytes to_bytes(const std::string& text) {

@@ -27,6 +27,8 @@ struct Group {
 [[nodiscard]] Bytes broadcast_on_host(const Group& group, const Bytes& of_rank_0, bool patient = false);
 // Everyone's, on all.
 [[nodiscard]] std::vector<Bytes> all_gather_on_host(const Group& group, const Bytes& mine);
+// Rank 0's bytes, on all; rank 0 returns when all have them (pitfall P61).
+[[nodiscard]] Bytes share_on_host(const Group& group, const Bytes& of_rank_0);
 void barrier_on_host(const Group& group, bool patient = false);
 
 // While rank 0 works alone, it sends signs of life, and the others wait for its next message as long as they come. RunError

@@ -41,6 +41,7 @@ Mesh::Mesh(const MeshSizes& s, const std::vector<int>& ranks)
   if (s.ranks() != everyone_.size()) {
     throw std::logic_error("a mesh of " + std::to_string(s.ranks()) + " ranks from " + std::to_string(everyone_.size()));
   }
+  if (everyone_.rank == everyone_.size()) throw std::logic_error("a mesh is built by its own ranks");
   std::int64_t rest = everyone_.rank;
   for (std::size_t a = kAxes.size(); a-- > 0;) {
     coordinates_[a] = rest % sizes_[a];

@@ -26,14 +26,16 @@ class Mesh {
  public:
   // The world's ranks `ranks`, this one among them, as many as the sizes' product. (Meshes on disjoint ranks can work side by
   // side; two on the same ranks cannot.) All ranks of the mesh build it, and its communicators, in the same order.
+  // std::logic_error if `ranks` are another number or this rank is not among them.
   Mesh(const MeshSizes& sizes, const std::vector<int>& ranks);
 
   // The communicator along an axis ("tp", "dp") or a product ("dp*cp"), made when it is first asked for: the ranks that differ
   // from this one along those axes only, in the mesh's order. "world": all. One communicator for one set of axes, named as it
-  // was asked for first.
+  // was asked for first. std::logic_error for a name that is no axis.
   [[nodiscard]] Communicator& operator[](const std::string& axes);
   // Two communicators that together make up an axis: `inner` neighbours, and the ranks with the same place among theirs. Named
-  // "dp/inner" and "dp/outer", after the axis. inner divides the axis; an axis may be split in several ways.
+  // "dp/inner" and "dp/outer", after the axis. inner divides the axis, or std::logic_error; an axis may be split in several
+  // ways.
   [[nodiscard]] std::pair<Communicator*, Communicator*> split(const std::string& axes, int inner);
 
   [[nodiscard]] std::int64_t size(const std::string& axis) const;
@@ -51,7 +53,7 @@ class Mesh {
   Group everyone_;
   std::map<unsigned, std::unique_ptr<Communicator>> communicators_;  // by their axes, a bit for each
   std::map<std::string, std::unique_ptr<Communicator>> split_communicators_;
-  std::map<std::pair<std::string, int>, std::size_t> splits_;  // axes and inner size -> the how-manieth split it is
+  std::map<std::pair<std::string, int>, std::size_t> splits_;  // axes and inner size -> index of the split
 };
 
 }  // namespace ref5d

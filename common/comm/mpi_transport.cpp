@@ -1,7 +1,5 @@
 // Communication over MPI: collectives from non-blocking messages. Slices are exchanged, added in rank order by one kernel, and
 // gathered: one order of additions whatever the timing, bf16 included, and exactly the bytes of the ring algorithms.
-#include <mpi.h>
-
 #include <memory>
 #include <stdexcept>
 
@@ -62,21 +60,19 @@ class MpiTransport : public Transport {
     std::vector<Wire> out, in;
     for (const Transfer& t : sends) out.push_back({world_rank(t.peer), staging.to_send(t.data, t.bytes), t.bytes});
     for (const Transfer& t : receives) in.push_back({world_rank(t.peer), staging.to_receive(t.data, t.bytes), t.bytes});
-    auto requests = std::make_shared<std::vector<MPI_Request>>();
+    auto messages = std::make_shared<mpi::Messages>();
     PolledWork work{.name = call.name, .start = {}, .poll = {}, .order_key = key_, .timeout = world().timeout()};
     for (const Wire& w : out) work.bytes += static_cast<std::int64_t>(w.bytes);
-    work.start = [requests, out, in, tag = group_.tag, count = call.count] {
-      for (const Wire& w : in) mpi::post_receive(*requests, w.data, w.bytes, w.peer, tag);
+    work.start = [messages, out, in, tag = group_.tag, count = call.count] {
+      for (const Wire& w : in) messages->receive(w.data, w.bytes, w.peer, tag);
       for (const Wire& w : out) {
-        mpi::post_send(*requests, w.data, w.bytes, w.peer, tag);
+        messages->send(w.data, w.bytes, w.peer, tag);
         count_sent(*count, w);
       }
     };
-    work.poll = [requests] {
+    work.poll = [messages, name = call.name] {
       world().order().compare();
-      int done = 0;
-      mpi::check(MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      return done != 0;
+      return messages->complete(name);
     };
     enqueue_polled(stream, std::move(work));
     staging.finish();

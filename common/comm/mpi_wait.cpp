@@ -1,5 +1,7 @@
 #include "common/comm/mpi_wait.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -17,12 +19,13 @@ void for_each_piece(std::size_t bytes, const Post& post) {
 }
 }  // namespace
 
-void check(int status, const char* what) {
+void check(int status, const std::string& what) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(status, text, &length);
-  throw RunError(std::string(what) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+  const std::string all(text, static_cast<std::size_t>(length));
+  throw RunError(what + " failed: " + all.substr(0, all.find(", error stack")));
 }
 
 void wait_until(const std::function<bool()>& done, const std::string& what, std::chrono::nanoseconds timeout) {
@@ -35,37 +38,63 @@ void wait_until(const std::function<bool()>& done, const std::string& what, std:
   }
 }
 
-void wait_all(std::vector<MPI_Request>& requests, const std::string& what, std::chrono::nanoseconds timeout) {
-  const auto all_done = [&] {
-    int done = 0;
-    check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return done != 0;
-  };
+void Messages::send(const std::byte* data, std::size_t bytes, int to, int tag) {
+  for_each_piece(bytes, [&](std::size_t at, int n) {
+    requests_.emplace_back();
+    pieces_.push_back({to, -1});
+    check(MPI_Isend(data + at, n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &requests_.back()), "MPI_Isend");
+  });
+}
+
+void Messages::receive(std::byte* data, std::size_t bytes, int from, int tag) {
+  for_each_piece(bytes, [&](std::size_t at, int n) {
+    requests_.emplace_back();
+    pieces_.push_back({from, n});
+    check(MPI_Irecv(data + at, n, MPI_BYTE, from, tag, MPI_COMM_WORLD, &requests_.back()), "MPI_Irecv");
+  });
+}
+
+bool Messages::complete(const std::string& what) {
+  int done = 0;
+  statuses_.resize(requests_.size());
+  const int status = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, statuses_.data());
+  const bool failed = status != MPI_SUCCESS;
+  if (failed || done != 0)
+    for (std::size_t i = 0; i < pieces_.size(); ++i) check_piece(what, pieces_[i], statuses_[i], failed);
+  check(status, what);
+  if (done != 0) *this = {};
+  return done != 0;
+}
+
+void Messages::check_piece(const std::string& what, const Piece& piece, const MPI_Status& status, bool failed) {
+  if (failed && status.MPI_ERROR == MPI_ERR_PENDING) return;
+  if (failed && status.MPI_ERROR != MPI_SUCCESS) {
+    int error_class = 0;
+    MPI_Error_class(status.MPI_ERROR, &error_class);
+    if (error_class == MPI_ERR_TRUNCATE)
+      throw RunError(fmt::format("{}: rank {} sent more than the {} bytes expected", what, piece.peer, piece.received_bytes));
+    check(status.MPI_ERROR,
+          fmt::format("{}: a message {} rank {}", what, piece.received_bytes < 0 ? "to" : "from", piece.peer));
+  }
+  if (piece.received_bytes < 0) return;
+  int bytes = 0;
+  MPI_Get_count(&status, MPI_BYTE, &bytes);
+  if (bytes != piece.received_bytes)
+    throw RunError(
+        fmt::format("{}: rank {} sent {} bytes where {} were expected", what, piece.peer, bytes, piece.received_bytes));
+}
+
+void Messages::wait(const std::string& what, std::chrono::nanoseconds timeout) {
   try {
-    wait_until(all_done, what, timeout);
+    wait_until([&] { return complete(what); }, what, timeout);
   } catch (...) {  // what comes late must not be written where nothing is any more
-    for (MPI_Request& r : requests) {
+    for (MPI_Request& r : requests_) {
       if (r == MPI_REQUEST_NULL) continue;
       MPI_Cancel(&r);
       MPI_Request_free(&r);
     }
     throw;
   }
-  requests.clear();
-}
-
-void post_send(std::vector<MPI_Request>& requests, const std::byte* data, std::size_t bytes, int to, int tag) {
-  for_each_piece(bytes, [&](std::size_t at, int n) {
-    requests.emplace_back();
-    check(MPI_Isend(data + at, n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &requests.back()), "MPI_Isend");
-  });
-}
-
-void post_receive(std::vector<MPI_Request>& requests, std::byte* data, std::size_t bytes, int from, int tag) {
-  for_each_piece(bytes, [&](std::size_t at, int n) {
-    requests.emplace_back();
-    check(MPI_Irecv(data + at, n, MPI_BYTE, from, tag, MPI_COMM_WORLD, &requests.back()), "MPI_Irecv");
-  });
 }
 
 std::size_t set_piece_bytes(std::size_t bytes) { return std::exchange(piece_bytes, bytes); }

@@ -22,24 +22,47 @@ std::array<char, 16> cut_to_size(const std::string& text) {
 }  // namespace
 
 std::string OrderLedger::Notice::text() const {
-  const std::string more = detail == 0 ? "" : fmt::format(" (root or operation {})", detail);
-  return fmt::format("{} of {} x {} over {}{}", op.data(), count, dtype.data(), axis.data(), more);
+  const std::string what = fmt::format("{} of {} x {} over {}", op.data(), count, dtype.data(), axis.data());
+  if (lane != kCollectives) return what + fmt::format(" after {} collectives", collectives);
+  return what + (detail == 0 ? "" : fmt::format(" (root or operation {})", detail));
 }
 
 void OrderLedger::called(const Group& group, const std::string& axis, const std::string& op, std::int64_t count,
                          const std::string& dtype, int detail) {
   if (!on_) return;
-  const Notice notice{cut_to_size(axis), cut_to_size(op), cut_to_size(dtype), count, group.tag, detail};
   for (int r = 0; r < group.size(); ++r) {
     if (r == group.rank) continue;
-    const int to = group.ranks[static_cast<std::size_t>(r)];
-    peers_[to].mine.push_back(notice);
-    outgoing_.push_back({notice, {}});
-    mpi::check(
-        MPI_Isend(&outgoing_.back().notice, sizeof(Notice), MPI_BYTE, to, kTag, MPI_COMM_WORLD, &outgoing_.back().request),
-        "MPI_Isend");
+    const int rank = group.ranks[static_cast<std::size_t>(r)];
+    tell(rank, {cut_to_size(axis), cut_to_size(op), cut_to_size(dtype), count, 0, group.tag, detail, kCollectives});
+    ++peers_[rank].collectives;
   }
   compare();
+}
+
+void OrderLedger::message(const Group& group, const std::string& axis, int peer, std::int64_t count, const std::string& dtype,
+                          bool sent) {
+  if (!on_) return;
+  const int rank = group.ranks[static_cast<std::size_t>(peer)];
+  const Lane lane = sent == (rank > world().rank()) ? kUp : kDown;
+  tell(rank,
+       {cut_to_size(axis), cut_to_size("message"), cut_to_size(dtype), count, peers_[rank].collectives, group.tag, 0, lane});
+  compare();
+}
+void OrderLedger::sends(const Group& group, const std::string& axis, int peer, std::int64_t count, const std::string& dtype) {
+  message(group, axis, peer, count, dtype, true);
+}
+void OrderLedger::receives(const Group& group, const std::string& axis, int peer, std::int64_t count,
+                           const std::string& dtype) {
+  message(group, axis, peer, count, dtype, false);
+}
+
+void OrderLedger::tell(int rank, Notice notice) {
+  Peer& peer = peers_[rank];
+  ++peer.made;
+  peer.lanes[static_cast<std::size_t>(notice.lane)].mine.push_back(notice);
+  outgoing_.push_back({notice, {}});
+  Outgoing& out = outgoing_.back();
+  mpi::check(MPI_Isend(&out.notice, sizeof(Notice), MPI_BYTE, rank, kTag, MPI_COMM_WORLD, &out.request), "MPI_Isend");
 }
 
 void OrderLedger::compare() {
@@ -55,25 +78,44 @@ void OrderLedger::compare() {
     mpi::check(MPI_Iprobe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &found, &status), "MPI_Iprobe");
     if (found == 0) break;
     Notice notice;
-    std::vector<MPI_Request> requests;
-    mpi::post_receive(requests, reinterpret_cast<std::byte*>(&notice), sizeof(notice), status.MPI_SOURCE, kTag);
-    mpi::wait_all(requests, "a notice of --check-order", world().timeout());
-    peers_[status.MPI_SOURCE].theirs.push_back(notice);
+    mpi::Messages message;
+    message.receive(reinterpret_cast<std::byte*>(&notice), sizeof(notice), status.MPI_SOURCE, kTag);
+    message.wait("a notice of --check-order", world().timeout());
+    Peer& peer = peers_[status.MPI_SOURCE];
+    ++peer.heard;
+    peer.lanes[static_cast<std::size_t>(notice.lane)].theirs.push_back(notice);
   }
   for (auto& [rank, peer] : peers_) compare_with(rank, peer);
 }
 
 void OrderLedger::compare_with(int rank, Peer& peer) const {
-  for (; !peer.mine.empty() && !peer.theirs.empty(); ++peer.compared) {
-    const Notice mine = peer.mine.front(), theirs = peer.theirs.front();
-    if (!(mine == theirs)) {
-      throw RunError(
-          fmt::format("ranks {} and {} disagree on their communication: call {} between them is {} on rank {}, but {} "
-                      "on rank {}; all ranks must make the same calls in the same order",
-                      world().rank(), rank, peer.compared + 1, mine.text(), world().rank(), theirs.text(), rank));
+  for (Calls& calls : peer.lanes) {
+    for (; !calls.mine.empty() && !calls.theirs.empty(); ++calls.compared) {
+      const Notice mine = calls.mine.front(), theirs = calls.theirs.front();
+      if (!(mine == theirs)) {
+        const int low = std::min(world().rank(), rank), high = std::max(world().rank(), rank);
+        const std::string which = mine.lane == kCollectives
+                                      ? fmt::format("call {} between them", calls.compared + 1)
+                                      : fmt::format("message {} from rank {} to rank {}", calls.compared + 1,
+                                                    mine.lane == kUp ? low : high, mine.lane == kUp ? high : low);
+        throw RunError(
+            fmt::format("ranks {} and {} disagree on their communication: {} is {} on rank {}, but {}{} on rank {}; all ranks "
+                        "must make the same calls in the same order",
+                        world().rank(), rank, which, mine.text(), world().rank(), theirs.text(),
+                        mine.text() == theirs.text() ? " of another communicator" : "", rank));
+      }
+      calls.mine.pop_front();
+      calls.theirs.pop_front();
     }
-    peer.mine.pop_front();
-    peer.theirs.pop_front();
+  }
+}
+
+void OrderLedger::expect_no_more(int rank, const Peer& peer) const {
+  for (const Calls& calls : peer.lanes) {
+    if (calls.mine.empty() && calls.theirs.empty()) continue;
+    const bool own = !calls.mine.empty();
+    throw RunError(fmt::format("rank {} has made a call that rank {} has not: {}", own ? world().rank() : rank,
+                               own ? rank : world().rank(), (own ? calls.mine : calls.theirs).front().text()));
   }
 }
 
@@ -82,7 +124,7 @@ void OrderLedger::finish(const Group& everyone) {
   // How many calls each rank has made with each other one. Notices may still be on their way: they are waited for.
   Bytes mine(static_cast<std::size_t>(world().size()) * sizeof(std::int64_t));
   for (const auto& [rank, peer] : peers_) {
-    const std::int64_t made = peer.made();
+    const std::int64_t made = peer.made;
     std::memcpy(mine.data() + static_cast<std::size_t>(rank) * sizeof(made), &made, sizeof(made));
   }
   const std::vector<Bytes> all = all_gather_on_host(everyone, mine);
@@ -93,16 +135,13 @@ void OrderLedger::finish(const Group& everyone) {
                 sizeof(made));
     const int other = everyone.ranks[static_cast<std::size_t>(r)];
     Peer& peer = peers_[other];
-    const std::int64_t own = peer.made();
     mpi::wait_until(
         [&] {
           compare();
-          return peer.heard() >= made && outgoing_.empty();
+          return peer.heard >= made && outgoing_.empty();
         },
         "the last notices of --check-order", world().timeout());
-    if (own == made) continue;
-    throw RunError(fmt::format("rank {} has made a call that rank {} has not: {}", own > made ? world().rank() : other,
-                               own > made ? other : world().rank(), (own > made ? peer.mine : peer.theirs).front().text()));
+    expect_no_more(other, peer);
   }
 }
 

@@ -39,7 +39,7 @@ class Transport {
 
 // `key`, an address, stands for the communicator.
 [[nodiscard]] std::unique_ptr<Transport> make_mpi_transport(const Group& group, const void* key);
-// The backend that the communicators built from now on have: MPI unless something else is said (mesh.h chooses).
+// The backend that the communicators built from now on have: MPI unless something else is said (backend.h chooses).
 using TransportMaker = std::unique_ptr<Transport> (*)(const Group&, const void* key);
 void set_transport_maker(TransportMaker maker);
 // Whether what is sent is counted at the sends, and not taken from a formula.

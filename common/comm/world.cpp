@@ -38,7 +38,7 @@ World& world() {
 
 World::World() {
   int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);  // see on_root
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
@@ -74,18 +74,20 @@ void World::set_ranks_per_node(std::int64_t n) {
 // both ways, and then leaves the connections time to fall silent.
 World::~World() {
   if (size_ > 1) {
-    std::vector<MPI_Request> requests;
+    mpi::Messages goodbyes;
     std::vector<std::byte> nothing(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      mpi::post_receive(requests, &nothing[static_cast<std::size_t>(r)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
-      mpi::post_send(requests, &nothing[static_cast<std::size_t>(rank_)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
+      goodbyes.receive(&nothing[static_cast<std::size_t>(r)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
+      goodbyes.send(&nothing[static_cast<std::size_t>(rank_)], 1, r, static_cast<int>(ReservedTag::kGoodbye));
     }
     poll_until(
         [&] {
-          int done = 0;
-          MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
-          return done != 0;
+          try {
+            return goodbyes.complete("goodbye");
+          } catch (const RunError&) {  // a peer that has gone
+            return true;
+          }
         },
         std::chrono::seconds(10));
     if (std::set<std::string>(hosts_.begin(), hosts_.end()).size() > 1) usleep(200'000);
@@ -97,7 +99,9 @@ World::~World() {
 void World::fail(int status, const std::function<void()>& report) {
   if (size_ == 1) return report();
   // Only bad input is found by all of them before anything is in flight.
-  if (!everyone_failed(report) || status != kExitBadInput) MPI_Abort(MPI_COMM_WORLD, status);
+  if (everyone_failed(report) && status == kExitBadInput) return;
+  usleep(100'000);  // the launcher drops what it has not yet read of the report
+  MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 bool World::everyone_failed(const std::function<void()>& report) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "common/comm/clock.h"
 #include "common/comm/mpi_wait.h"
 #include "common/device/polled.h"
 #include "tests/support/parallel_testing.h"
@@ -167,7 +168,8 @@ TEST_F(Comm, BroadcastFromEveryRoot) {
 
 // Everyone sends to both neighbours of a ring at once; with two ranks these are one, and messages must not swap.
 TEST_F(Comm, BatchesOfMessagesGoRoundARing) {
-  if (n_ == 1) return dp_.p2p_batch(stream_, {}, {});
+  dp_.p2p_batch(stream_, {}, {});
+  NEEDS_RANKS(2);
   const int next = (dp_.rank() + 1) % n_, previous = (dp_.rank() + n_ - 1) % n_;
   const Tensor to_next = rank_values(dp_.rank(), 40000, Dtype::kFp64, stream_),
                to_previous = rank_values(100 + dp_.rank(), 3, Dtype::kFp64, stream_);
@@ -180,6 +182,7 @@ TEST_F(Comm, BatchesOfMessagesGoRoundARing) {
 
 // Reductions add in rank order and round once: 256 + 1 + 1 is 258 in bf16, whose spacing there is 2, and not 256.
 TEST_F(Comm, P13_Bf16SumsRoundOnce) {
+  NEEDS_RANK_ORDER;
   const Tensor x = make({dp_.rank() == 0 ? 256.0 : 1.0}, Dtype::kBf16, stream_);
   dp_.all_reduce(stream_, x);
   const double exact = 256.0 + (n_ - 1);
@@ -203,6 +206,7 @@ TEST_F(Comm, SumsAreTheSameEveryTimeAndOnEveryRank) {
 
 // What a rank sends, added up over the ranks: exactly the ring algorithms' bytes, padding or not.
 TEST_F(Comm, TrafficEqualsTheFormulas) {
+  NEEDS_RANK_ORDER;
   const auto sent_by_all = [&](const char* op) {
     device().synchronize();
     const TrafficCount mine = world().traffic().total("dp", op, "formula");
@@ -261,16 +265,34 @@ TEST_F(Comm, P60_WaitingTakesLittleProcessorTime) {
   EXPECT_LT(processor_ms() - before, 200);
 }
 
+// Who gives the others what they need to begin does not go on before they have it.
+TEST_F(Comm, P61_TheRootWaitsUntilAllHaveIt) {
+  NEEDS_RANKS(2);
+  const auto begin = std::chrono::steady_clock::now();
+  if (dp_.rank() == n_ - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(to_text(share_on_host(dp_.group(), to_bytes(dp_.rank() == 0 ? "id" : ""))), "id");
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(90));
+}
+
+// Every rank's clock is an hour ahead of the one before it.
+TEST_F(Comm, ClocksAreCompared) {
+  const double ahead = 3.6e9 * dp_.rank();
+  EXPECT_NEAR(clock_offset_us(dp_.group(), [&] { return steady_us() + ahead; }), -ahead, 1e5);
+}
+
 TEST_F(Comm, MisuseIsAnError) {
   const Tensor x = rank_values(0, 4, Dtype::kFp32, stream_);
   const Tensor wrong = rank_values(0, 3, Dtype::kFp32, stream_);
   EXPECT_THROW(dp_.p2p_batch(stream_, {{x, dp_.rank()}}, {}), std::logic_error);
   EXPECT_THROW(dp_.broadcast(stream_, x, n_), std::logic_error);
   EXPECT_THROW(dp_.all_to_all(stream_, wrong, x, {1}, {2, 3, 4}), std::logic_error);
-  if (3 * n_ != 4) {
-    EXPECT_THROW(dp_.reduce_scatter(stream_, wrong, x), std::logic_error);
-    EXPECT_THROW(dp_.all_gather(stream_, x, wrong), std::logic_error);
-  }
+  EXPECT_THROW(dp_.reduce_scatter(stream_, wrong, x), std::logic_error);
+  EXPECT_THROW(dp_.all_gather(stream_, x, wrong), std::logic_error);
+  const std::vector<std::int64_t> rows(std::size_t(n_), 2);
+  const Tensor singles = rank_values(0, 2 * n_, Dtype::kFp32, stream_), doubles = rank_values(0, 2 * n_, Dtype::kFp64, stream_),
+               pairs = rank_values(0, 4 * n_, Dtype::kFp32, stream_).view({2 * n_, 2});
+  EXPECT_THROW(dp_.all_to_all(stream_, doubles, singles, rows, rows), std::logic_error);
+  EXPECT_THROW(dp_.all_to_all(stream_, pairs, singles, rows, rows), std::logic_error);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ class DataParallel : public ParallelTest {
  protected:
   Mesh mesh_ = dp_mesh();
   const int n_ = world().size();
-  const bool few_ = few_cases();
 
   void expect_trains_as_alone(const TrainerOptions& o, const std::vector<StrategyCase>& cases, const std::string& what) {
     const Dataset data = uneven_data(o.model, 2 * o.global_batch);
@@ -24,9 +23,7 @@ class DataParallel : public ParallelTest {
 constexpr Accumulation kOne{1, 1}, kThree{3, 1}, kLastSmaller{5, 2};
 
 TEST_F(DataParallel, EveryStrategyTrainsAsASingleDevice) {
-  const std::vector<Accumulation> accumulations = kEmulated ? std::vector{kOne}
-                                                  : few_    ? std::vector{kLastSmaller}
-                                                            : std::vector{kOne, kThree, kLastSmaller};
+  const std::vector<Accumulation> accumulations = kEmulated ? std::vector{kOne} : std::vector{kOne, kThree, kLastSmaller};
   for (const Accumulation& a : accumulations)
     expect_trains_as_alone(replicated_options(small(), n_, a), every_strategy(n_), std::to_string(a.rows) + " rows each");
 }
@@ -38,7 +35,7 @@ TEST_F(DataParallel, EveryModelTrainsAsOnASingleDevice) {
     for (const char* kind : {"naive", "ddp", "zero1", "zero2", "zero3"}) cases.push_back(strategy_case(kind));
     for (int shard_size = 2; shard_size < n_; ++shard_size)
       if (n_ % shard_size == 0) cases.push_back(strategy_case("hsdp", shard_size));
-    if (few_) cases = {cases[i % cases.size()]};
+    if (kEmulated) cases = {cases[i % cases.size()]};
     expect_trains_as_alone(replicated_options(variant(name), n_, i++ % 2 == 0 && !kEmulated ? kThree : kOne), cases, name);
   }
 }
@@ -66,10 +63,10 @@ std::vector<StrategyCase> every_option(int ranks) {
 TEST_F(DataParallel, EveryOptionTrainsAsASingleDevice) {
   world().order().enable(true);
   std::vector<StrategyCase> cases = every_option(n_);
-  if (few_) cases = {cases[6], cases[9], cases[10]};
+  if (kEmulated) cases = {cases[6], cases[9], cases[10]};
   expect_trains_as_alone(replicated_options(variant("llama_tied"), n_, kThree), cases, "");
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    if (few_) break;
+    if (kEmulated) break;
     TrainerOptions o = replicated_options(small(), n_, {2, 1});
     o.recompute = recompute;
     expect_trains_as_alone(o, {strategy_case("zero2"), strategy_case("zero3")}, "recomputing");
@@ -85,7 +82,7 @@ TEST_F(DataParallel, EveryStrategyKeepsThePrecision) {
   const RunValues truth = train_alone(mesh_, o, data, 1);
   for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
     for (const GradientMode mode : {GradientMode::kSeparate, GradientMode::kFused}) {
-      if (mode == GradientMode::kFused && (few_ || dtype == Dtype::kFp32)) continue;
+      if (mode == GradientMode::kFused && (kEmulated || dtype == Dtype::kFp32)) continue;
       o.storage.dtype = dtype;
       o.storage.bf16_gradients = mode;
       const RunValues own = train_alone(mesh_, o, data, 1);
@@ -97,6 +94,7 @@ TEST_F(DataParallel, EveryStrategyKeepsThePrecision) {
 
 // With one micro-batch the ranks' gradients are added in the same order by all but groups of replicas.
 TEST_F(DataParallel, StrategiesAgreeInEveryBitOfAGradient) {
+  NEEDS_RANK_ORDER;
   const TrainerOptions o = replicated_options(small(), n_, kOne);
   const Dataset data = uneven_data(o.model, o.global_batch);
   const RunValues naive = train(mesh_, o, strategy_case("naive"), data, 1);
@@ -113,7 +111,7 @@ TEST_F(DataParallel, TwoRunsAreEqualInEveryBit) {
   const Dataset data = uneven_data(o.model, 2 * o.global_batch);
   for (const StrategyCase& s : strategies(n_)) {
     const RunValues first = train(mesh_, o, s, data, 2);
-    for (std::uint64_t seed = few_ ? 1 : 0; seed < 2; ++seed) {
+    for (std::uint64_t seed = kEmulated ? 1 : 0; seed < 2; ++seed) {
       set_order_seed(seed);
       EXPECT_TRUE(same_bits(mesh_, train(mesh_, o, s, data, 2), first)) << s.text() << " seed " << seed;
     }

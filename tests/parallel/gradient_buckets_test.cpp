@@ -45,10 +45,11 @@ std::int64_t capacity_of_a_full_bucket(const GptConfig& c) {
 }
 
 TEST_F(Buckets, P07_ParametersOfTheBucketsSizeAreReduced) {
+  NEEDS_RANK_ORDER;
   const RunValues naive = train(mesh_, options_, strategy_case("naive"), data_, 1);
   for (const std::int64_t capacity : awkward_capacities(options_.model)) {
     for (const char* kind : {"ddp", "zero1"}) {
-      if (few_cases() && (capacity % 3 != 0 || (capacity % 2 == 0) == (kind[0] == 'd'))) continue;  // some of them
+      if (kEmulated && (capacity % 3 != 0 || (capacity % 2 == 0) == (kind[0] == 'd'))) continue;  // some of them
       const RunValues run = train(mesh_, options_, with_capacity(kind, capacity), data_, 1);
       EXPECT_TRUE(!world().is_root() || run.gradients == naive.gradients) << kind << " with buckets of " << capacity;
     }
@@ -84,6 +85,7 @@ TEST_F(Buckets, P07_BucketsHoldEveryParameterOnce) {
 }
 
 TEST_F(Buckets, P08_NothingDependsOnTheirSize) {
+  NEEDS_RANK_ORDER;
   RunValues first;
   for (const std::int64_t capacity : {1, 145, 1000, 1000000}) {
     for (const bool overlap : {true, false}) {
@@ -99,6 +101,7 @@ TEST_F(Buckets, P08_NothingDependsOnTheirSize) {
 // Where a shard ends within a block of the norm, the block's sum is split: the norm may differ in its last bit, and so does
 // what it clips. Nothing else does.
 TEST_F(Buckets, P08_NorDoesZero1) {
+  NEEDS_RANK_ORDER;
   TrainerOptions o = options_;
   o.optimizer.clip = 0;
   const RunValues ddp = train(mesh_, o, with_capacity("ddp", 145), data_, 2);
@@ -146,7 +149,7 @@ TEST_F(Buckets, P09_ReductionsWaitForTheGradients) {
     const RunValues at_the_end = train(mesh_, options_, s, data_, 2);
     s.options.overlap = true;
     EXPECT_TRUE(same_bits(mesh_, train_slowly(mesh_, options_, s, data_), at_the_end)) << kind;
-    for (std::uint64_t seed = 1; seed <= (few_cases() ? 2 : 5); ++seed) {
+    for (std::uint64_t seed = 1; seed <= (kEmulated ? 2 : 5); ++seed) {
       set_order_seed(seed);
       EXPECT_TRUE(same_bits(mesh_, train(mesh_, options_, s, data_, 2), at_the_end)) << kind << ", seed " << seed;
     }
@@ -164,7 +167,7 @@ TEST_F(Buckets, P09_UnitsWaitForTheGradients) {
     const StrategyCase s = strategy_case(kind);
     const RunValues first = train(mesh_, options_, s, data_, 2);
     EXPECT_TRUE(same_bits(mesh_, train_slowly(mesh_, options_, s, data_), first)) << kind;
-    for (std::uint64_t seed = 1; seed <= (few_cases() ? 2 : 5); ++seed) {
+    for (std::uint64_t seed = 1; seed <= (kEmulated ? 2 : 5); ++seed) {
       set_order_seed(seed);
       EXPECT_TRUE(same_bits(mesh_, train(mesh_, options_, s, data_, 2), first)) << kind << ", seed " << seed;
     }

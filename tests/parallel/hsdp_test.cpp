@@ -1,4 +1,5 @@
 // HSDP's two groups, replicas that stay equal, and axes of one rank.
+#include "02_ddp_zero/replicas.h"
 #include "tests/support/data_parallel_testing.h"
 
 namespace ref5d::testing {
@@ -11,6 +12,7 @@ class Hsdp : public ParallelTest {
 
 // Two shard groups of two: gradients 1, 2, 3, 4, then 10, 20, 30, 40.
 TEST_F(Hsdp, P06_T3_EarlierMicroBatchesCountOnce) {
+  NEEDS_RANKS(4);
   auto mesh = slice_of(4);
   if (!mesh) return;
   const double rank = (*mesh)["dp"].rank() + 1;
@@ -34,8 +36,8 @@ TEST_F(Hsdp, P06_T3_EarlierMicroBatchesCountOnce) {
 }
 
 TEST_F(Hsdp, P06_ReducingTheRunningSumIsNoticed) {
+  NEEDS_RANKS(2);
   Mesh mesh = dp_mesh();
-  if (n_ == 1) return;
   const TrainerOptions o = replicated_options(small(), n_, {3, 1});
   const Dataset data = uneven_data(o.model, o.global_batch);
   const RunValues truth = train_alone(mesh, o, data, 1);
@@ -51,11 +53,6 @@ class Replicas : public ParallelTest {
   Mesh mesh_ = dp_mesh();
   const int n_ = world().size();
 
-  [[nodiscard]] Group holders(const StrategyCase& s) {
-    if (s.options.kind == "hsdp") return mesh_.split("dp", s.shard_size).second->group();
-    if (s.options.kind == "zero3") return {{world().rank()}, 0, 0};
-    return mesh_["dp"].group();
-  }
   // After how many of the steps they are not.
   int unequal_steps(const StrategyCase& s, const TrainerOptions& o, const Dataset& data) {
     int unequal = 0;
@@ -65,7 +62,8 @@ class Replicas : public ParallelTest {
       if (s.options.kind == "naive" || s.options.kind == "ddp" || s.options.kind == "hsdp") {
         for (const OptimizerState& state : t.optimizer().states()) same.insert(same.end(), {state.m, state.v});
       }
-      if (!data_parallel::equal_on_all(holders(s), same, t.stream())) ++unequal;
+      if (!data_parallel::equal_on_all(data_parallel::holders_of_the_same(mesh_, s.options, s.shard_size), same, t.stream()))
+        ++unequal;
     });
     return unequal;
   }
@@ -77,7 +75,7 @@ TEST_F(Replicas, P12_AreEqualAfterEveryStep) {
   for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
     o.storage.dtype = dtype;
     for (const StrategyCase& s : strategies(n_)) {
-      if (few_cases() && dtype == Dtype::kFp32) continue;
+      if (kEmulated && dtype == Dtype::kFp32) continue;
       EXPECT_EQ(unequal_steps(s, o, data), 0) << s.text() << dtype_name(dtype);
     }
   }
@@ -94,6 +92,7 @@ TEST_F(Replicas, P12_AreEqualAfterEveryStep) {
 
 // Shard groups of one rank still reduce: hsdp is ddp then, and with one group of all it is zero3.
 TEST_F(Replicas, P12_ShardGroupsOfOneAreReduced) {
+  NEEDS_RANK_ORDER;
   const TrainerOptions o = replicated_options(small(), n_, {1, 1});
   const Dataset data = uneven_data(o.model, 2 * o.global_batch);
   const RunValues truth = train_alone(mesh_, o, data, 2);
@@ -114,7 +113,7 @@ TEST_F(Replicas, P12_AnAxisOfOneRankTrainsAlone) {
     const Dataset data = uneven_data(o.model, o.global_batch);
     const RunValues truth = train_alone(mesh, o, data, 1);
     for (const StrategyCase& s : every_strategy(ranks)) {
-      if (few_cases() && ranks > 1) continue;
+      if (kEmulated && ranks > 1) continue;
       EXPECT_EQ(departure(mesh, train(mesh, o, s, data, 1), truth), "") << s.text() << " on " << ranks << " of " << n_;
     }
   }

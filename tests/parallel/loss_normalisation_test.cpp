@@ -20,6 +20,7 @@ class LossNormalisation : public ParallelTest {
 
 // Four micro-batches on two ranks with 5, 0, 1 and 2 labels, whose tokens' gradients are 1, -, 7 and 2: 16 / 8.
 TEST_F(LossNormalisation, P01_P02_T1_LabelsOfAllRanksAndMicroBatchesCountEqually) {
+  NEEDS_RANKS(2);
   auto mesh = slice_of(2);
   if (!mesh) return;
   const std::size_t labels[] = {5, 0, 1, 2};
@@ -68,7 +69,7 @@ TEST_F(LossNormalisation, P02_LabelsAreCountedOverTheRanks) {
 TEST_F(LossNormalisation, P03_ARankWithoutLabelsAddsNothing) {
   const TrainerOptions o = replicated_options(small(), n_, {2, 1});
   for (const std::int64_t mute : {std::int64_t{0}, std::int64_t{n_ - 1}}) {
-    if (few_cases() && mute == 0) continue;
+    if (kEmulated && mute == 0) continue;
     const Dataset data = data_without(o, [&](std::int64_t r) { return n_ > 1 ? r / 2 == mute : r == 0; });
     const RunValues truth = train_alone(mesh_, o, data, 1);
     for (const StrategyCase& s : strategies(n_))
@@ -80,7 +81,7 @@ TEST_F(LossNormalisation, P03_NoLabelsAtAllGiveZero) {
   const TrainerOptions o = replicated_options(small(), n_, {2, 1});
   const Dataset data = data_without(o, [](std::int64_t) { return true; });
   for (const StrategyCase& s : strategies(n_)) {
-    const RunValues run = train(mesh_, o, s, data, few_cases() ? 1 : 2, [&](Trainer& t) {
+    const RunValues run = train(mesh_, o, s, data, kEmulated ? 1 : 2, [&](Trainer& t) {
       for (const Parameter* p : t.gpt().parameters())
         EXPECT_EQ(unlike(0, held_part(*p, p->final_gradient()).to_doubles(t.stream())), "") << s.text() << p->name;
     });
@@ -93,6 +94,7 @@ TEST_F(LossNormalisation, P03_NoLabelsAtAllGiveZero) {
 
 // So many ranks that 512 divides by them, with as many micro-batches as make 512 gradients of 1.
 TEST_F(LossNormalisation, P13_GradientsAreSummedInFp32) {
+  NEEDS_RANK_ORDER;
   int ranks = 1;
   while (2 * ranks <= n_) ranks *= 2;
   if (ranks > 4) ranks = 4;
@@ -101,7 +103,7 @@ TEST_F(LossNormalisation, P13_GradientsAreSummedInFp32) {
   GptConfig c = small();
   c.layers = 1;
   StorageOptions storage = storage_of(Dtype::kBf16);
-  const std::vector<double> ones(static_cast<std::size_t>(512 / ranks), 1.0), few_ones(512, 1.0);
+  const std::vector<double> ones(static_cast<std::size_t>(512 / ranks), 1.0), more_ones(512, 1.0);
   for (const StrategyCase& s : every_strategy(ranks)) {
     for (const GradientMode mode : {GradientMode::kSeparate, GradientMode::kFused}) {
       if (kEmulated && (mode == GradientMode::kFused || s.options.kind == "hsdp")) continue;
@@ -116,13 +118,15 @@ TEST_F(LossNormalisation, P13_GradientsAreSummedInFp32) {
   for (const char* kind : {"naive", "ddp", "zero1"}) {
     if (kEmulated && kind[0] != 'z') continue;
     HandFed fed(*mesh, strategy_case(kind), storage, c);
-    fed.step(few_ones);
+    fed.step(more_ones);
     EXPECT_EQ(unlike(256.0 * ranks, fed.held_gradients()), "") << kind;
   }
 }
 
 // 257 on each rank is 256 on a wire of bf16.
 TEST_F(LossNormalisation, P13_ReductionsInBf16Round) {
+  NEEDS_RANK_ORDER;
+  NEEDS_RANKS(2);
   auto mesh = slice_of(2);
   if (!mesh) return;
   for (StrategyCase s : every_strategy(2)) {

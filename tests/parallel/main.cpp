@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string>
 
+#include "common/comm/backend.h"
 #include "common/comm/world.h"
 #include "tests/support/parallel_testing.h"
 
@@ -28,6 +29,9 @@ int main(int argc, char** argv) {
   ref5d::World world;
   world.set_timeout(60);
   ref5d::device().set_threads(1);
+  ref5d::Device::select(world.local_rank());
+  const std::string backend = ref5d::choose_backend("auto");
+  if (world.is_root() && !backend.empty()) std::printf("%s\n", backend.c_str());
   if (!world.is_root()) {
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     delete listeners.Release(listeners.default_result_printer());

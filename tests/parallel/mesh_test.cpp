@@ -1,17 +1,8 @@
 #include "common/comm/mesh.h"
 
-#include <mpi.h>
-
-#include <chrono>
 #include <cmath>
-#include <thread>
 
-#include "common/device/error.h"
 #include "tests/support/parallel_testing.h"
-
-#ifndef REF5D_CUDA
-#include "common/device/cpu/executor.h"
-#endif
 
 namespace ref5d::testing {
 namespace {
@@ -50,6 +41,14 @@ TEST_F(MeshTest, CoordinatesAndNeighbours) {
     }
   }
   EXPECT_THROW((void)dp_mesh()["no such"], std::logic_error);
+}
+
+TEST_F(MeshTest, IsBuiltByItsOwnRanks) {
+  const int n = world().size();
+  EXPECT_THROW(Mesh({.edp = n + 1}, ranks_from(0, n)), std::logic_error);
+  std::vector<int> others = ranks_from(0, n);
+  others.erase(others.begin() + world().rank());
+  EXPECT_THROW(Mesh({.edp = n - 1}, others), std::logic_error);
 }
 
 TEST_F(MeshTest, SplitsAnAxisIntoNeighboursAndTheirLike) {
@@ -95,9 +94,7 @@ TEST_F(MeshTest, AnAxisMaySplitInSeveralWays) {
 
 // Sums over several axes that are in flight together, on streams of their own: each is right, in whatever order they end.
 void in_flight_together(std::uint64_t seed) {
-#ifndef REF5D_CUDA
-  cpu::set_order_seed(seed);
-#endif
+  set_order_seed(seed);
   const int n = world().size();
   const std::vector<MeshSizes> meshes = all_meshes(n);
   for (std::size_t i = 0; i < meshes.size(); i += 1 + meshes.size() / 8) {
@@ -122,9 +119,7 @@ void in_flight_together(std::uint64_t seed) {
       for (double v : x.to_doubles(device().compute())) EXPECT_EQ(v, expected);
     sums.clear();
   }
-#ifndef REF5D_CUDA
-  cpu::set_order_seed(0);
-#endif
+  set_order_seed(0);
 }
 
 TEST_F(MeshTest, OperationsInFlightOnSeveralAxes) { in_flight_together(0); }
@@ -134,9 +129,8 @@ TEST_F(MeshTest, LateCompletionUnderSeeds) {
 
 // One communicator, two streams: its operations start as they were enqueued, whatever the streams do.
 TEST_F(MeshTest, P57_OneCommunicatorOnTwoStreams) {
-#ifndef REF5D_CUDA
   for (std::uint64_t seed = 0; seed <= 10; ++seed) {
-    cpu::set_order_seed(seed);
+    set_order_seed(seed);
     Mesh mesh = dp_mesh();
     Stream a("a"), b("b");
     std::vector<Tensor> tensors;
@@ -153,13 +147,12 @@ TEST_F(MeshTest, P57_OneCommunicatorOnTwoStreams) {
       EXPECT_EQ(tensors[std::size_t(i)].to_doubles(device().compute())[3], n * i + 10 * n * (n - 1) / 2);
     tensors.clear();
   }
-  cpu::set_order_seed(0);
-#endif
+  set_order_seed(0);
 }
 
 TEST_F(MeshTest, MeshesSideBySide) {
+  NEEDS_RANKS(2);
   const int n = world().size(), half = n / 2;
-  if (half == 0) return;
   const bool low = world().rank() < half;
   const std::vector<int> ranks = low ? ranks_from(0, half) : ranks_from(half, n);
   Mesh mesh({.edp = static_cast<std::int64_t>(ranks.size())}, ranks);
@@ -170,8 +163,7 @@ TEST_F(MeshTest, MeshesSideBySide) {
 }
 
 TEST_F(MeshTest, NodesFromRanksPerNode) {
-  std::vector<int> before;
-  for (int r = 0; r < world().size(); ++r) before.push_back(world().node(r));
+  NEEDS_RANK_ORDER;
   world().set_ranks_per_node(2);
   EXPECT_EQ(world().node_count(), (world().size() + 1) / 2);
   const TrafficLedger::Phase phase(world().traffic(), "nodes");
@@ -182,58 +174,6 @@ TEST_F(MeshTest, NodesFromRanksPerNode) {
   const bool paired = (world().rank() ^ 1) < world().size();
   EXPECT_EQ(world().traffic().total("", "", "nodes").between_nodes, 16 * (world().size() - (paired ? 2 : 1)));
   world().set_ranks_per_node(world().size());
-}
-
-class OrderTest : public ParallelTest {};
-
-TEST_F(OrderTest, P57_AgreementIsQuiet) {
-  world().order().enable(true);
-  Mesh mesh = dp_mesh();
-  const Tensor x = Tensor::zeros({5}, Dtype::kFp32, MemoryCategory::kWorkspace, device().compute());
-  for (int i = 0; i < 4; ++i) {
-    mesh["dp"].all_reduce(device().compute(), x);
-    mesh["world"].broadcast(device().compute(), x, 0);
-  }
-  device().synchronize();
-  EXPECT_NO_THROW(world().order().finish(world().everyone()));
-  barrier_on_host(world().everyone());
-  world().order() = OrderLedger();
-}
-
-// The calls are entered, but not made: what would hang must not hang the test.
-TEST_F(OrderTest, P57_DisagreementNamesBothCalls) {
-  if (world().size() == 1) return;
-  world().order().enable(true);
-  Mesh mesh = dp_mesh();
-  const Group& dp = mesh["dp"].group();
-  std::string message;
-  try {
-    world().order().called(dp, "dp", "all_reduce", 10, "fp32");
-    if (world().rank() == 0) {
-      world().order().called(dp, "tp", "all_gather", 20, "bf16");
-    } else {
-      world().order().called(dp, "dp*cp", "all_reduce", 20, "bf16");
-    }
-    for (int i = 0; i < 5000; ++i) {
-      world().order().compare();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  } catch (const RunError& e) {
-    message = e.what();
-  }
-  if (world().rank() <= 1) {
-    EXPECT_NE(message.find("call 2"), std::string::npos) << message;
-    EXPECT_NE(message.find("all_gather of 20 x bf16 over tp"), std::string::npos) << message;
-    EXPECT_NE(message.find("all_reduce of 20 x bf16 over dp*cp"), std::string::npos) << message;
-  }
-  barrier_on_host(dp);
-  world().order() = OrderLedger();
-  for (int found = 1; found != 0;) {  // the notices that nobody has looked at
-    const int tag = static_cast<int>(ReservedTag::kOrder);
-    char notice[256];
-    MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
-    if (found != 0) MPI_Recv(notice, sizeof(notice), MPI_BYTE, MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  }
 }
 
 }  // namespace

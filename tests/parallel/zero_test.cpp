@@ -112,6 +112,7 @@ class Sizes : public ParallelTest {
 };
 
 TEST_F(Sizes, P11_UnevenSizesAndEmptyShards) {
+  NEEDS_RANKS(4);
   auto mesh = slice_of(4);
   if (!mesh) return;
   Communicator& ranks = (*mesh)["dp"];
@@ -128,11 +129,12 @@ TEST_F(Sizes, P11_UnevenSizesAndEmptyShards) {
 
 // Every parameter alone in its bucket, so that some shards are empty; and units of them all.
 TEST_F(Zero, P11_PaddingChangesNoBit) {
+  NEEDS_RANK_ORDER;
   for (const char* model : {"llama", "gpt2"}) {
     const TrainerOptions o = replicated_options(variant(model), n_, {2, 1});
     const Dataset data = uneven_data(o.model, 2 * o.global_batch);
     for (StrategyCase s : sharded_strategies(n_)) {
-      if (few_cases() && (s.options.kind == "hsdp") != (model[0] == 'g')) continue;
+      if (kEmulated && (s.options.kind == "hsdp") != (model[0] == 'g')) continue;
       s.options.bucket_bytes = 1;
       const RunValues clean = train(mesh_, o, s, data, 2);
       for (const double padding : {1e3, std::nan("")}) {
@@ -169,7 +171,7 @@ TEST_F(Zero, P20_TheNormSeesTheReducedShardsOnly) {
 }
 
 TEST_F(Zero, P20_TheNormCountsEachGradientOnce) {
-  if (n_ == 1) return;
+  NEEDS_RANKS(2);
   const TrainerOptions o = replicated_options(small(), n_, {1, 1});
   const Dataset data = uneven_data(o.model, o.global_batch);
   const RunValues truth = train_alone(mesh_, o, data, 1);

@@ -1,6 +1,8 @@
 // The program 02_ddp_zero, judged by its exit status and its report.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "common/io/file.h"
@@ -21,6 +23,10 @@ Report passing_run(int ranks, const std::string& flags) {
   Report report = read_report(dir.path("r.json"));
   EXPECT_EQ(failing(report), std::vector<std::string>{}) << flags << " on " << ranks;
   return report;
+}
+
+bool has_claim(const Report& report, const std::string& name) {
+  return std::any_of(report.claims.begin(), report.claims.end(), [&](const Claim& c) { return c.name == name; });
 }
 
 std::string strategy(const std::string& name) { return "--strategy " + name + " "; }
@@ -49,7 +55,7 @@ TEST(DdpZero, RunsWithoutALauncher) {
 }
 
 TEST(DdpZero, LowPrecisionAndOtherModels) {
-  for (const char* name : {"ddp", "zero1", "zero2", "hsdp"}) {
+  for (const char* name : {"ddp", "zero1", "zero2", "zero3", "hsdp"}) {
     passing_run(4, strategy(name) + "--dtype bf16");
     passing_run(2, strategy(name) + "--dtype bf16 --reduce-dtype bf16 --fused-grad-accum");
     passing_run(2, strategy(name) + "--model tiny-gpt2 --dropout 0.1 --recompute full");
@@ -80,19 +86,42 @@ TEST(DdpZero, P60_SixteenRanks) {
 }
 
 TEST(DdpZero, EverySabotageIsNoticed) {
+  // Of the checks that fail, one that shows the mistake itself.
+  std::map<std::string, std::string> noticed_by = {{"reduce-before-summing", "gradients/"},
+                                                   {"skip-full-bucket", "gradients/"},
+                                                   {"no-stream-wait", "gradients/"},
+                                                   {"last-micro-batch-only", "gradients/"},
+                                                   {"decay-flat-buffer", "updates/"},
+                                                   {"epsilon-inside-root", "updates/"},
+                                                   {"norm-of-own-shard", "grad norm/step 1"},
+                                                   {"norm-counts-replicas", "grad norm/step 1"},
+                                                   {"no-weight-gather", "replicas/"},
+                                                   {"stale-weights", "loss/step 2"},
+                                                   {"local-label-count", "gradients/"},
+                                                   {"average-again", "gradients/"},
+                                                   {"drift", "replicas/"},
+                                                   {"own-seed", "replicas/"}};
   const Outcome list = run_binary("02_ddp_zero", {"--sabotage", "list"});
   std::istringstream lines(list.out);
-  int count = 0;
-  for (std::string line; std::getline(lines, line); ++count) {
+  for (std::string line; std::getline(lines, line);) {
     const std::string name = words(line)[0];
     // On the default model: some mistakes need several buckets.
+    const TempDir dir;
     RunOptions options;
     options.ranks = 2;
-    const Outcome run = run_binary("02_ddp_zero", {"--quiet", "--layers", "2", "--sabotage", name}, options);
-    EXPECT_EQ(run.exit_status, 1) << name << ": " << run.description();
+    const Outcome run =
+        run_binary("02_ddp_zero", words("--quiet --layers 2 --sabotage " + name + " --json " + dir.path("r.json")), options);
     expect_one_error(run, 1, {"check failed: "});
+    if (run.exit_status != 1) continue;
+    const std::vector<std::string> failed = failing(read_report(dir.path("r.json")));
+    const std::string& check = noticed_by[name];
+    EXPECT_TRUE(!check.empty() &&
+                std::any_of(failed.begin(), failed.end(), [&](const std::string& f) { return f.starts_with(check); }))
+        << name << " fails no " << check << " but " << (failed.empty() ? "nothing" : failed[0]);
+    noticed_by.erase(name);
   }
-  EXPECT_GE(count, 14);
+  EXPECT_TRUE(noticed_by.empty()) << noticed_by.begin()->first << " is not in the list";
+  expect_one_error(run_tiny_on(2, "02_ddp_zero", "--quiet --sabotage drift --dtype bf16"), 1, {"check failed: "});
   // One of the groups that hold a shard, which is not rank 0's.
   expect_one_error(run_tiny_on(4, "02_ddp_zero", "--quiet --sabotage drift --strategy hsdp"), 1, {"replicas/"});
 }
@@ -149,8 +178,15 @@ TEST(DdpZero, P11_P14_ResumesOnTheSameRanksAndOnOthers) {
 }
 
 TEST(DdpZero, Experiments) {
-  passing_run(4, "--experiment compare --ranks-per-node 2 --grad-accum 3");
-  passing_run(3, "--experiment buckets");
+  const Report compared = passing_run(4, "--experiment compare --ranks-per-node 2 --grad-accum 3");
+  for (const char* name : {"sent: ddp, no no_sync / ddp", "sent: zero1, all-reduce / zero1", "sent: zero3 / zero2",
+                           "sent: zero2 / zero2, full gradients", "sent: hsdp / zero3", "between nodes: hsdp, by all ranks",
+                           "between nodes: zero3, by all ranks"})
+    EXPECT_TRUE(has_claim(compared, name)) << name;
+  const Report buckets = passing_run(3, "--experiment buckets");
+  for (const char* name : {"buckets of a parameter: reductions in a step", "buckets of everything: reductions in a step",
+                           "bucket sizes: different numbers of bytes", "bucket sizes: different final weights"})
+    EXPECT_TRUE(has_claim(buckets, name)) << name;
   const Report report = passing_run(1, "--experiment calculator");
   EXPECT_GT(report.claims.size(), 57u);
   // Whether something is hidden at all takes a model whose layers take longer than a message.

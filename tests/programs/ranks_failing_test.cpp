@@ -35,9 +35,21 @@ TEST(RanksFailing, BadUsageIsOneLine) {
                 {2, "--tp 2", {"--tp"}},
                 {2, "--timeout 0", {"--timeout"}},
                 {2, "--timeout 1e10", {"--timeout"}},
-                {2, "--link-mbit 5", {"--link-mbit", "--experiment overlap"}},
+                {2, "--link-mbit 5", {"--link-mbit", "--experiment buckets, overlap"}},
+                {2, "--experiment compare --link-latency 5", {"--link-latency", "--experiment compare"}},
+                {2, "--experiment buckets --virtual-trace /tmp/v", {"--virtual-trace", "--experiment buckets"}},
+                {2, "--experiment calculator --shard-size 2", {"--shard-size", "hsdp"}},
+                {2, "--no-prefetch", {"--no-prefetch means nothing", "ddp"}},
+                {2, "--reduce-dtype bf16", {"--reduce-dtype", "--dtype fp32"}},
+                {2, "--json /proc/nope", {"--json /proc/nope", "cannot be written"}},
+                {2, "--save /proc/nope", {"--save /proc/nope", "cannot be written"}},
+                {2, "--sabotage epsilon-inside-root --lr 0", {"does nothing", "--lr"}},
+                {2, "--sabotage own-seed --init-std 0", {"does nothing", "--init-std"}},
+                {2, "--sabotage skip-full-bucket --hidden 4 --heads 1 --kv-heads 1 --ffn 4 --vocab 256", {"does nothing"}},
+                {2, "--sabotage decay-flat-buffer --weight-decay 0.0002", {"does nothing", "--weight-decay"}},
+                {2, "--sabotage stale-weights --strategy hsdp", {"does nothing", "4 ranks"}},
                 {2, "--save /tmp --json /tmp/latest", {"--json", "--save"}},
-                {2, "--experiment overlap --virtual-trace /nonexistent/v", {"/nonexistent"}},
+                {2, "--experiment overlap --virtual-trace /nonexistent/v", {"--virtual-trace /nonexistent/v.naive.json"}},
                 {2, "--sabotage no-stream-wait --no-overlap", {"does nothing", "--no-overlap"}},
                 {2, "--sabotage drift --strategy hsdp --shard-size 2", {"does nothing", "replicas"}},
                 {2, "--sabotage last-micro-batch-only --strategy zero2 --keep-full-gradients", {"does nothing"}}};
@@ -123,6 +135,50 @@ TEST(RanksFailing, AHangingBaselineIsATimeOut) {
   EXPECT_EQ(run.outcome.exit_status, 3) << run.outcome.description();
   EXPECT_NE(run.outcome.err.find("a sign of life from rank 0"), std::string::npos) << run.outcome.err;
   EXPECT_LT(run.seconds_after, 10);
+}
+
+// What ranks on one machine hold of a model together, and what the baseline holds of it alone.
+TEST(RanksFailing, ModelsBeyondTheMachineAreRefused) {
+  const std::string flags = "--model llama-8b --strategy zero3 --seq 64 --micro-batch 1 --steps 1 ";
+  RunOptions options;
+  options.ranks = 2;
+  expect_one_error(run_binary("02_ddp_zero", words(flags), options), 2, {"single-device baseline", "--no-verify"});
+  expect_one_error(run_binary("02_ddp_zero", words(flags + "--no-verify"), options), 2, {"2 ranks", "a machine that has"});
+}
+
+TEST(RanksFailing, DifferentFlagsAreNamed) {
+  const std::vector<std::string> flags =
+      words("--steps 2 --no-verify : -n 1 " REF5D_BUILD_DIR "/02_ddp_zero --steps 3 --no-verify");
+  RunOptions options;
+  options.ranks = 2;
+  expect_one_error(run_binary("02_ddp_zero", flags, options), 2, {"ranks 0 and 2", "\"3\"", "different flags"});
+}
+
+// All fail at once: one of them still says why.
+TEST(RanksFailing, FailuresTogetherAreReported) {
+  int failures = 0;
+  for (int i = 0; i < 5; ++i) {
+    const Outcome run = run_tiny_on(4, "02_ddp_zero", "--steps 2000 --quiet --no-verify --timeout 0.001 --strategy zero3");
+    if (run.exit_status == 0) continue;
+    ++failures;
+    EXPECT_EQ(run.exit_status, 3);
+    EXPECT_NE(run.err.find("02_ddp_zero: "), std::string::npos) << run.err;
+  }
+  EXPECT_GT(failures, 0);
+}
+
+// Outputs must not replace inputs, nor each other; said before anything is trained.
+TEST(RanksFailing, OutputsOfExperimentsAreChecked) {
+  const TempDir dir;
+  const std::string traces = "--no-verify --experiment overlap --virtual-trace " + dir.path("v") + " ";
+  expect_one_error(run_tiny_on(2, "02_ddp_zero", traces + "--json " + dir.path("v.ddp.json")), 2, {"v.ddp.json", "both write"});
+  std::filesystem::copy_file(REF5D_SOURCE_DIR "/LICENSE", dir.path("v.zero1.json"));
+  expect_one_error(run_tiny_on(2, "02_ddp_zero", traces + "--data " + dir.path("v.zero1.json")), 2,
+                   {"--virtual-trace", "would replace what --data reads"});
+  std::filesystem::create_directory(dir.path("v.naive.json"));
+  expect_one_error(run_tiny_on(2, "02_ddp_zero", traces), 2, {"v.naive.json is a folder"});
+  std::filesystem::create_symlink(dir.path("loop"), dir.path("loop"));
+  expect_one_error(run_tiny_on(2, "02_ddp_zero", "--no-verify --json " + dir.path("loop")), 2, {"--json", "loop"});
 }
 
 // A failure that rank 0 meets alone, while the others wait for it.

@@ -17,10 +17,6 @@
 #include "tests/support/model_testing.h"
 #include "tests/support/parallel_testing.h"
 
-#ifndef REF5D_CUDA
-#include "common/device/cpu/executor.h"
-#endif
-
 namespace ref5d::testing {
 
 using data_parallel::StrategyOptions;
@@ -51,19 +47,17 @@ inline std::vector<StrategyCase> every_strategy(int ranks) {
   return all;
 }
 
-// Beyond five ranks, which share few cores, a step costs tens of milliseconds, and in the emulator as much: there what depends
-// on neither is tested with fewer cases.
+// In the emulator a step costs tens of milliseconds: there what does not depend on it is tested with fewer cases.
 #ifdef REF5D_EMU
 inline constexpr bool kEmulated = true;
 #else
 inline constexpr bool kEmulated = false;
 #endif
-inline bool few_cases() { return kEmulated || world().size() > 5; }
 
-// All of them; where there are few cases, hsdp with one size of its groups.
+// All of them; in the emulator, hsdp with one size of its groups.
 inline std::vector<StrategyCase> strategies(int ranks) {
   std::vector<StrategyCase> all = every_strategy(ranks);
-  if (!few_cases()) return all;
+  if (!kEmulated) return all;
   int middle = 1;
   for (int d = 1; d * d <= ranks; ++d)
     if (ranks % d == 0) middle = d;
@@ -78,10 +72,10 @@ inline std::vector<StrategyCase> sharded_strategies(int ranks) {
   return all;
 }
 
-// The world cut into groups of `size` ranks side by side: this rank's, if it is in a full one of the first eight ranks.
+// The world cut into groups of `size` ranks side by side: this rank's, if it is in a full one.
 inline std::optional<Mesh> slice_of(int size) {
   const int begin = world().rank() / size * size;
-  if (begin + size > std::min(world().size(), 8)) return std::nullopt;
+  if (begin + size > world().size()) return std::nullopt;
   return std::optional<Mesh>(std::in_place, MeshSizes{.edp = size}, ranks_from(begin, begin + size));
 }
 
@@ -167,12 +161,6 @@ inline std::string unlike(double expected, const std::vector<double>& values, do
     if (!(std::abs(values[i] - expected) <= tolerance))
       return "element " + std::to_string(i) + " is " + std::to_string(values[i]);
   return "";
-}
-
-inline void set_order_seed([[maybe_unused]] std::uint64_t seed) {
-#ifndef REF5D_CUDA
-  cpu::set_order_seed(seed);
-#endif
 }
 
 // A strategy over a small model that computes nothing: every gradient is given.

@@ -41,9 +41,8 @@ class NcclTransport : public Transport {
     if (group.rank == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     Bytes bytes(sizeof(id));
     std::memcpy(bytes.data(), &id, sizeof(id));
-    bytes = broadcast_on_host(group, bytes);
+    bytes = share_on_host(group, bytes);
     std::memcpy(&id, bytes.data(), sizeof(id));
-    barrier_on_host(group);  // or rank 0 may be gone on to other things before the others begin (pitfall P61)
     check(ncclCommInitRank(&comm_, group.size(), id, group.rank), "ncclCommInitRank");
   }
   ~NcclTransport() override {
