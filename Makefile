@@ -5,7 +5,7 @@
 # make test-fast  the tests without the programs' and the emulator's
 # make bench      speed: tokens/s, GFLOP/s, time by kernel; each operation beside what memory or multipliers allow;
 #                 time and bandwidth of each communication
-# make plots      pictures of each lesson, in build/plots: memory, traffic, timelines (needs Python with matplotlib)
+# make plots      pictures of the lessons from 02 on, in build/plots: memory, traffic, timelines (needs Python with matplotlib)
 # make gpu-check  on a machine with a GPU: every kernel against the CPU's values, compute-sanitizer, the programs, speed
 # make deps       checks for the packages and, on Debian and Ubuntu, installs what is missing
 # make clean
@@ -43,7 +43,7 @@ endif
 PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 # The parallel tests run on each of these numbers of ranks; those that train, on a few.
-COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*
+COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
 parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(foreach n,8 16,$(1)@$(n)=$(COMMUNICATION))
 TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),$(t)))
 
@@ -186,7 +186,7 @@ test: deps
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
 	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
-	  'build/emu/tests/parallel@2=-$(COMMUNICATION):*P13*:*EveryModel*:Replicas*'
+	  'build/emu/tests/parallel@2=-$(COMMUNICATION):*P13*:*EveryModel*:Replicas*' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*'
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3

@@ -47,9 +47,10 @@ void paper_table(Experiment& e) {
       for (int stage = 1; stage <= 3; ++stage) {
         const double gb = kBillions[m] * bytes_per_parameter(StateBytes(), stage, paper.devices);
         rows.back().push_back(fmt::format("{:.5g}", gb));
-        e.report.claims.push_back(make_claim(
-            fmt::format("ZeRO paper, table 1: {}B parameters, {} devices, stage {}", kBillions[m], paper.devices, stage),
-            paper.gb[m][stage - 1], gb, digit(paper.gb[m][stage - 1]) / paper.gb[m][stage - 1], "GB"));
+        e.report.claims.push_back(make_claim(fmt::format("ZeRO paper, table 1: {}B parameters, {} device{}, stage {}",
+                                                         kBillions[m], paper.devices, paper.devices == 1 ? "" : "s", stage),
+                                             paper.gb[m][stage - 1], gb, digit(paper.gb[m][stage - 1]) / paper.gb[m][stage - 1],
+                                             "GB"));
       }
     }
   }

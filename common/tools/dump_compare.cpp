@@ -198,8 +198,10 @@ DumpComparison compare_dumps(const SafetensorsFile& a, const SafetensorsFile& b,
   const std::set<std::string> in_a(names_a.begin(), names_a.end()), in_b(names_b.begin(), names_b.end());
   std::set<std::string> either = in_a;
   either.insert(in_b.begin(), in_b.end());
-  const std::vector<std::string> names(either.begin(), either.end());
-  if (names.empty()) throw InputError("neither file holds a tensor; give two dumps written by --dump");
+  std::vector<std::string> names(either.begin(), either.end());
+  std::erase_if(names, [&](const std::string& name) { return !name.starts_with(settings.only); });
+  if (names.empty() && settings.only.empty()) throw InputError("neither file holds a tensor; give two dumps written by --dump");
+  if (names.empty()) throw InputError("no tensor's name begins with " + settings.only + "; give a prefix such as grad/");
   const DumpOrder order(names);
   const std::map<std::string, Floors> floors = floors_of(b);
   const double computed = std::max(default_tolerance(computed_in(a, order)), default_tolerance(computed_in(b, order)));
@@ -248,8 +250,9 @@ std::string comparison_text(const DumpComparison& comparison, bool all) {
   // A missing tensor says nothing about values: name the first whose values differ as well.
   const auto differs =
       std::find_if(rows.begin(), rows.end(), [](const TensorComparison& r) { return r.departs && r.measured; });
-  if (differs != rows.end()) text += fmt::format("first whose values depart: {}\n", describe(*differs));
-  return text;
+  if (differs != rows.end()) return text + fmt::format("first whose values depart: {}\n", describe(*differs));
+  const auto common = std::count_if(rows.begin(), rows.end(), [](const TensorComparison& r) { return r.measured; });
+  return text + (common == 0 ? "no tensor is in both\n" : fmt::format("the {} tensors that both have agree\n", common));
 }
 
 namespace {
@@ -271,6 +274,7 @@ int run_compare(int argc, const char* const* argv, std::FILE* out, std::FILE* er
   line.add_option("--tolerance", settings.tolerance,
                   "largest relative error; default, by what computed it: 1e-11 fp64, 1e-5 fp32, 2e-2 bf16", {.min = 0});
   line.add_flag("--bitwise", settings.bitwise, "ask for identical bytes");
+  line.add_option("--only", settings.only, "compare the tensors whose names begin so, such as grad/", "PREFIX");
   line.add_flag("--all", all, "list every tensor, however many there are");
   if (line.parse(argc, argv, out) == ParseOutcome::kEnd) {
     flush(out);

@@ -229,6 +229,12 @@ TEST_F(DumpCompareTest, MissingTensorsAndOtherShapesDepart) {
   EXPECT_EQ(first_of(o.out), "hidden/0");
   EXPECT_NE(o.out.find("only in B"), std::string::npos) << o.out;
   EXPECT_EQ(o.out.find("first whose values depart"), std::string::npos);
+  EXPECT_NE(o.out.find("tensors that both have agree"), std::string::npos) << o.out;
+  write_dump(path("a"), a);
+  write_dump(path("b"), b);
+  EXPECT_EQ(run({path("a"), path("b"), "--only", "grad/"}).status, 0);
+  EXPECT_EQ(run({path("a"), path("b"), "--only", "hidden/"}).status, 1);
+  EXPECT_EQ(run({path("a"), path("b"), "--only", "gradient"}).status, 2);
   disturb(a["logits"], 0, 1e-3);
   o = compare(b, a);
   EXPECT_EQ(o.status, 1);
