@@ -26,15 +26,16 @@ TOOLS := $(filter compare bench bench_comm kernels,$(patsubst common/tools/%.cpp
 # Kernels that bring a main of their own, for the emulator.
 EMULATED := $(if $(filter emu,$(MODE)),$(patsubst common/tools/emulate/%.cu,emulate_%,$(wildcard common/tools/emulate/*.cu)))
 
-# Sources: everything under common/ and the lessons but programs' mains, tools and the other modes' device layer.
+# A library's sources: everything in its folder, common/ or a lesson's, but programs' mains, tools and other modes' device layers.
 # The emulator has the CPU's streams and matrix product, and memory of its own.
 OWN := $(if $(filter emu,$(MODE)),cpu) $(MODE)
 library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp common/tools/emulate/% \
   $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
   $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/% common/comm/$(m)/%), \
-  $(shell find common $(LESSONS) -name '*.$(1)' 2>/dev/null | sort))
+  $(shell find $(2) -name '*.$(1)' | sort))
 # Kernels first: the longest to compile are among them.
-LIBRARY_OBJECTS := $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cu) $(call library_sources,cpp))
+library_objects = $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cu,$(1)) $(call library_sources,cpp,$(1)))
+LESSON_LIBRARIES := $(LESSONS:%=$(BUILD)/lib%.a)
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
 TEST_GROUPS := $(sort $(TEST_GROUPS))
 ifeq ($(MODE),emu)
@@ -108,7 +109,7 @@ tests: $(TESTS)
 
 # What the emulator's tests compare with, and the program that they start.
 ifeq ($(MODE),emu)
-tests emulator-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/01_grad_accum $(EMULATED:%=$(BUILD)/%)
+tests emulator-tests: $(BUILD)/tests/cpu_values.safetensors $(BUILD)/02_ddp_zero $(EMULATED:%=$(BUILD)/%)
 emulator-tests: $(BUILD)/tests/emulator $(BUILD)/tests/parallel
 $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	@mkdir -p $(@D)
@@ -119,7 +120,9 @@ cpu_kernels:
 build/cpu/kernels: cpu_kernels ;
 endif
 
-$(BUILD)/libref5d.a: $(LIBRARY_OBJECTS)
+$(BUILD)/libref5d.a: $(call library_objects,common)
+$(foreach l,$(LESSONS),$(eval $(BUILD)/lib$(l).a: $(call library_objects,$(l))))
+$(BUILD)/libref5d.a $(LESSON_LIBRARIES):
 	@rm -f $@
 	ar rcs $@ $^
 
@@ -132,9 +135,8 @@ $(BUILD)/obj/common/train/default_text.cpp.o: $(BUILD)/default_text.txt
 $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"$(CURDIR)/$(BUILD)/default_text.txt"'
 
 # What computes nothing is built for a short build.
-$(foreach f,0 common/app common/io common/tools common/verify tests/unit tests/support,$(BUILD)/obj/$(f)%.cpp.o): \
-  OPTIMIZE := $(if $(filter emu,$(MODE)),-O0,-O1)
-$(foreach f,parallel programs oracle,$(BUILD)/obj/tests/$(f)%.cpp.o): OPTIMIZE := -O0
+$(foreach f,0 common/io common/tools common/verify,$(BUILD)/obj/$(f)%.cpp.o): OPTIMIZE := $(if $(filter emu,$(MODE)),-O0,-O1)
+$(foreach f,common/app tests,$(BUILD)/obj/$(f)/%.cpp.o): OPTIMIZE := -O0
 
 $(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
 	@mkdir -p $(@D)
@@ -144,7 +146,7 @@ $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)
 	$(COMPILE_CU)
 
-$(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD)/libref5d.a
+$(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD)/lib%.a $(BUILD)/libref5d.a
 	$(CXX) $^ $(LDLIBS) -o $@
 
 $(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
@@ -159,11 +161,13 @@ test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/
 # The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
 emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/device_%,$(call test_sources,unit))
 define test_binary
-$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(BUILD)/libref5d.a
+$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(3) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef
-$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_sources,$(g)))))
+# The parallel tests take lessons apart; the others start their programs.
+$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_sources,$(g)),\
+  $(if $(filter parallel,$(g)),$(filter-out %/lib01_grad_accum.a,$(LESSON_LIBRARIES))))))
 $(eval $(call test_binary,emulator,$(emulator_sources)))
 
 # Fills the machine's cores; a make given -j keeps its own number.

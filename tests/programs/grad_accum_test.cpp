@@ -144,7 +144,7 @@ TEST(GradAccum, EverySabotageIsNoticed) {
     const std::string name = line.substr(0, line.find(' '));
     EXPECT_GT(line.size(), name.size() + 10) << name << ": what it breaks is missing";
     for (const std::vector<std::string>& data : {std::vector<std::string>{}, {"--data", REF5D_SOURCE_DIR "/LICENSE"}}) {
-      std::vector<std::string> arguments = {"--sabotage", name, "--quiet"};
+      std::vector<std::string> arguments = {"--sabotage", name, "--quiet", "--layers", "2"};
       arguments.insert(arguments.end(), data.begin(), data.end());
       const Outcome run = run_binary("01_grad_accum", arguments);
       SCOPED_TRACE(run.description());
