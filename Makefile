@@ -45,6 +45,8 @@ PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 # The parallel tests run on each of these numbers of ranks; those that train, on a few.
 COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
+# Those whose waits between streams the emulator checks: every strategy and option.
+TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*
 parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(foreach n,8 16,$(1)@$(n)=$(COMMUNICATION))
 TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),$(t)))
 
@@ -158,17 +160,37 @@ $(addprefix $(BUILD)/,$(EMULATED)): $(BUILD)/emulate_%: $(BUILD)/obj/common/tool
 # One binary per folder of tests. What tests one mode's own device layer is named for it: *_cpu_test.cpp, *_emu.cu.
 OF_OTHER_MODES := $(foreach m,$(filter-out $(OWN),$(MODES)),%_$(m)_test.cpp %_$(m).cu)
 test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp))
+# Most of a test's compilation goes into headers that others include, too. So these are compiled as one file of includes each;
+# names at file scope must differ within it.
+BUNDLES := unit_kernel unit_io unit_others parallel programs
+test_files = $(filter tests/$(1),$(call test_sources,$(firstword $(subst /, ,$(1)))))
+bundle_unit_kernel := $(call test_files,unit/kernel_%_test.cpp)
+bundle_unit_io := $(call test_files,unit/io_%_test.cpp)
+bundle_unit_others := $(filter-out $(bundle_unit_kernel) $(bundle_unit_io),$(call test_files,unit/%_test.cpp))
+bundle_parallel := $(call test_files,parallel/%.cpp)
+bundle_programs := $(call test_files,programs/%.cpp)
+$(foreach b,$(BUNDLES),$(eval $(BUILD)/bundles/$(b).cpp: $(bundle_$(b)) $(sort $(dir $(bundle_$(b))))))
+$(BUNDLES:%=$(BUILD)/bundles/%.cpp):
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(filter %.cpp,$^) >$@
+$(BUNDLES:%=$(BUILD)/obj/bundles/%.cpp.o): $(BUILD)/obj/%.cpp.o: $(BUILD)/%.cpp $(FLAGS)
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
+$(BUILD)/obj/bundles/unit_%.cpp.o: OPTIMIZE := -O1
+$(foreach b,parallel programs,$(BUILD)/obj/bundles/$(b).cpp.o): OPTIMIZE := -O0
+test_objects = $(foreach b,$(filter $(1) $(1)_%,$(BUNDLES)),$(BUILD)/obj/bundles/$(b).cpp.o) \
+  $(patsubst %,$(BUILD)/obj/%.o,$(filter-out $(foreach b,$(BUNDLES),$(bundle_$(b))),$(call test_sources,$(1))))
 # The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
 emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/device_%,$(call test_sources,unit))
 define test_binary
-$(BUILD)/tests/$(1): $(patsubst %,$(BUILD)/obj/%.o,$(2)) $(3) $(BUILD)/libref5d.a
+$(BUILD)/tests/$(1): $(2) $(3) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef
 # The parallel tests take lessons apart; the others start their programs.
-$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_sources,$(g)),\
+$(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_objects,$(g)),\
   $(if $(filter parallel,$(g)),$(filter-out %/lib01_grad_accum.a,$(LESSON_LIBRARIES))))))
-$(eval $(call test_binary,emulator,$(emulator_sources)))
+$(eval $(call test_binary,emulator,$(patsubst %,$(BUILD)/obj/%.o,$(emulator_sources))))
 
 # Fills the machine's cores; a make given -j keeps its own number.
 PARALLEL := $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -190,7 +212,7 @@ test: deps
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
 	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
-	  'build/emu/tests/parallel@2=-$(COMMUNICATION):*P13*:*EveryModel*:Replicas*' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*'
+	  'build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS)' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*'
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3

@@ -14,6 +14,8 @@
 
 namespace ref5d::testing {
 
+inline Stream& stream() { return device().compute(); }
+
 inline std::vector<double> random_values(std::int64_t n, unsigned seed, double scale = 1.0) {
   std::mt19937_64 generator(seed);
   std::normal_distribution<double> normal(0.0, scale);
@@ -31,6 +33,8 @@ inline Tensor device_ints(const std::vector<std::int32_t>& values, Shape shape) 
   copy_to_device(device().compute(), t.raw(), values.data(), values.size() * 4);
   return t;
 }
+using Ints = std::vector<std::int32_t>;
+inline Tensor ints(const Ints& v) { return device_ints(v, {static_cast<std::int64_t>(v.size())}); }
 // Filled with NaN, so that an element nobody wrote shows.
 inline Tensor poisoned(Shape shape, Dtype dtype) {
   const auto n = static_cast<std::size_t>(product(shape));

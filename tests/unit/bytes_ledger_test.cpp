@@ -10,8 +10,6 @@
 namespace ref5d::testing {
 namespace {
 
-Stream& stream() { return device().compute(); }
-
 struct Moved {
   std::int64_t read, written;
   bool operator==(const Moved&) const = default;

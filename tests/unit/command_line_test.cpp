@@ -33,7 +33,7 @@ struct Program {
   CommandLine line;
 };
 
-std::string error_of(const std::vector<std::string>& arguments) {
+std::string error_for(const std::vector<std::string>& arguments) {
   Program program;
   try {
     (void)program.parse(arguments);
@@ -141,33 +141,33 @@ TEST(CommandLineTest, ReadsEveryKindOfFlag) {
 }
 
 TEST(CommandLineTest, ExactMessages) {
-  EXPECT_EQ(error_of({"--micro-bacth", "3"}), "unknown flag --micro-bacth; did you mean --micro-batch?");
-  EXPECT_EQ(error_of({"--micro-bacth=3"}), "unknown flag --micro-bacth; did you mean --micro-batch?");
-  EXPECT_EQ(error_of({"-layers", "3"}), "unknown flag -layers; did you mean --layers?");
-  EXPECT_EQ(error_of({"--micro", "3"}), "unknown flag --micro; did you mean --micro-batch?");
-  EXPECT_EQ(error_of({"--frobnicate"}), "unknown flag --frobnicate; --help lists the flags");
-  EXPECT_EQ(error_of({"--cp", "2"}), "unknown flag --cp; --help lists the flags") << "an axis that this program does not have";
-  EXPECT_EQ(error_of({"--layers", "0"}), "--layers 0: must be a whole number of at least 1");
-  EXPECT_EQ(error_of({"--layers", "x"}), "--layers x: must be a whole number of at least 1");
-  EXPECT_EQ(error_of({"--layers", "99999999999999999999"}),
+  EXPECT_EQ(error_for({"--micro-bacth", "3"}), "unknown flag --micro-bacth; did you mean --micro-batch?");
+  EXPECT_EQ(error_for({"--micro-bacth=3"}), "unknown flag --micro-bacth; did you mean --micro-batch?");
+  EXPECT_EQ(error_for({"-layers", "3"}), "unknown flag -layers; did you mean --layers?");
+  EXPECT_EQ(error_for({"--micro", "3"}), "unknown flag --micro; did you mean --micro-batch?");
+  EXPECT_EQ(error_for({"--frobnicate"}), "unknown flag --frobnicate; --help lists the flags");
+  EXPECT_EQ(error_for({"--cp", "2"}), "unknown flag --cp; --help lists the flags") << "an axis that this program does not have";
+  EXPECT_EQ(error_for({"--layers", "0"}), "--layers 0: must be a whole number of at least 1");
+  EXPECT_EQ(error_for({"--layers", "x"}), "--layers x: must be a whole number of at least 1");
+  EXPECT_EQ(error_for({"--layers", "99999999999999999999"}),
             "--layers 99999999999999999999: must be a whole number of at most 100000");
-  EXPECT_EQ(error_of({"--layers", "-99999999999999999999"}),
+  EXPECT_EQ(error_for({"--layers", "-99999999999999999999"}),
             "--layers -99999999999999999999: must be a whole number of at least 1");
-  EXPECT_EQ(error_of({"--dropout", "1"}), "--dropout 1: must be a number of at least 0 and at most 0.999");
-  EXPECT_EQ(error_of({"--eps", "0"}), "--eps 0: must be a number of at least 1e-30");
-  EXPECT_EQ(error_of({"--dtype", "fp16"}), "--dtype fp16: must be one of fp64, fp32, bf16");
-  EXPECT_EQ(error_of({"--gemm", "tensor-cores"}),
+  EXPECT_EQ(error_for({"--dropout", "1"}), "--dropout 1: must be a number of at least 0 and at most 0.999");
+  EXPECT_EQ(error_for({"--eps", "0"}), "--eps 0: must be a number of at least 1e-30");
+  EXPECT_EQ(error_for({"--dtype", "fp16"}), "--dtype fp16: must be one of fp64, fp32, bf16");
+  EXPECT_EQ(error_for({"--gemm", "tensor-cores"}),
             "--gemm tensor-cores: must be one of blas, hand, tensor-core; did you mean tensor-core?");
-  EXPECT_EQ(error_of({"--layers"}), "--layers: its value is missing");
-  EXPECT_EQ(error_of({"--layers="}), "--layers: its value is missing");
-  EXPECT_EQ(error_of({"--layers", "--hidden", "8"}), "--layers: its value is missing (before --hidden)");
-  EXPECT_EQ(error_of({"--steps", "3", "--steps", "4"}), "--steps is given 2 times; give it once");
-  EXPECT_EQ(error_of({"--quiet=yes"}), "--quiet takes no value; write --quiet alone");
-  EXPECT_EQ(error_of({"--verify", "--no-verify"}), "--verify and --no-verify contradict each other; give one of them");
-  EXPECT_EQ(error_of({"train"}), "unexpected argument train; flags begin with --");
-  EXPECT_EQ(error_of({"--json", ""}), "--json \"\": must not be empty");
-  EXPECT_EQ(error_of({"--dump-level", "full"}), "--dump-level full: needs --dump FILE as well");
-  EXPECT_EQ(error_of({"--sabotage", "skip-buckt"}),
+  EXPECT_EQ(error_for({"--layers"}), "--layers: its value is missing");
+  EXPECT_EQ(error_for({"--layers="}), "--layers: its value is missing");
+  EXPECT_EQ(error_for({"--layers", "--hidden", "8"}), "--layers: its value is missing (before --hidden)");
+  EXPECT_EQ(error_for({"--steps", "3", "--steps", "4"}), "--steps is given 2 times; give it once");
+  EXPECT_EQ(error_for({"--quiet=yes"}), "--quiet takes no value; write --quiet alone");
+  EXPECT_EQ(error_for({"--verify", "--no-verify"}), "--verify and --no-verify contradict each other; give one of them");
+  EXPECT_EQ(error_for({"train"}), "unexpected argument train; flags begin with --");
+  EXPECT_EQ(error_for({"--json", ""}), "--json \"\": must not be empty");
+  EXPECT_EQ(error_for({"--dump-level", "full"}), "--dump-level full: needs --dump FILE as well");
+  EXPECT_EQ(error_for({"--sabotage", "skip-buckt"}),
             "--sabotage skip-buckt: must be one of mean-of-means, skip-bucket; did you mean skip-bucket?");
 }
 
@@ -176,7 +176,7 @@ TEST(CommandLineTest, EveryNumberIsRangeChecked) {
                            "--grad-accum", "--steps", "--dp", "--tp", "--ranks-per-node", "--bucket"}) {
     for (const char* bad : {"0", "-1", "1.5", "1e3", "0x10", "+3", " 3", "3 ", "", "nan", "inf", "1,000", "9223372036854775808",
                             "18446744073709551617", "4294967296000", "--", "three"}) {
-      const std::string error = error_of({flag, bad});
+      const std::string error = error_for({flag, bad});
       EXPECT_EQ(error.find(flag), 0u) << flag << " '" << bad << "': " << error;
       EXPECT_EQ(error.find('\n'), std::string::npos);
     }
@@ -187,17 +187,17 @@ TEST(CommandLineTest, EveryNumberIsRangeChecked) {
        {"--lr", "--weight-decay", "--clip", "--beta1", "--beta2", "--eps", "--dropout", "--timeout", "--peak-tflops"}) {
     for (const char* bad :
          {"-1", "-1e-9", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "", "0.1x", "x", "0x1p3", "1,5", " 1", "+0.5"}) {
-      const std::string error = error_of({flag, bad});
+      const std::string error = error_for({flag, bad});
       EXPECT_EQ(error.find(flag), 0u) << flag << " '" << bad << "': " << error;
     }
     Program program;
     EXPECT_EQ(program.parse({flag, "0.5"}), ParseOutcome::kRun) << flag;
   }
-  for (const char* flag : {"--dropout", "--beta1", "--beta2"}) EXPECT_NE(error_of({flag, "1"}), "no error");
-  for (const char* flag : {"--eps", "--peak-tflops"}) EXPECT_NE(error_of({flag, "0"}), "no error");
+  for (const char* flag : {"--dropout", "--beta1", "--beta2"}) EXPECT_NE(error_for({flag, "1"}), "no error");
+  for (const char* flag : {"--eps", "--peak-tflops"}) EXPECT_NE(error_for({flag, "0"}), "no error");
   for (const char* flag : {"--seed", "--sample"}) {
-    EXPECT_NE(error_of({flag, "-1"}), "no error");
-    EXPECT_EQ(error_of({flag, "0"}), "no error");
+    EXPECT_NE(error_for({flag, "-1"}), "no error");
+    EXPECT_EQ(error_for({flag, "0"}), "no error");
   }
 }
 
@@ -215,7 +215,7 @@ TEST(CommandLineTest, AnySingleSlipInAFlagIsCaughtAndNamed) {
         default: std::swap(slip[at], slip[at + 1]); break;
       }
       if (slip == name) continue;
-      const std::string error = error_of({slip, "1"});
+      const std::string error = error_for({slip, "1"});
       EXPECT_EQ(error, "unknown flag " + slip + "; did you mean " + name + "?");
     }
   }
@@ -234,7 +234,7 @@ TEST(CommandLineTest, NoGarbageGetsThroughOrBreaksTheOneLineRule) {
       for (std::size_t c = random() % 6; c > 0; --c) text += alphabet[random() % alphabet.size()];
       arguments.push_back(text);
     }
-    const std::string error = error_of(arguments);  // anything but InputError escapes and fails the test
+    const std::string error = error_for(arguments);  // anything but InputError escapes and fails the test
     if (error != "no error") ++rejected;
     EXPECT_FALSE(error.empty());
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
@@ -244,9 +244,9 @@ TEST(CommandLineTest, NoGarbageGetsThroughOrBreaksTheOneLineRule) {
 }
 
 TEST(CommandLineTest, LongAndMultiLineArgumentsAreCutInMessages) {
-  EXPECT_LT(error_of({"--layers", std::string(10000, '7')}).size(), 200u);
-  EXPECT_LT(error_of({"--" + std::string(10000, 'x')}).size(), 200u);
-  EXPECT_EQ(error_of({"--layers", "1\n2"}), "--layers 1?2: must be a whole number of at least 1");
+  EXPECT_LT(error_for({"--layers", std::string(10000, '7')}).size(), 200u);
+  EXPECT_LT(error_for({"--" + std::string(10000, 'x')}).size(), 200u);
+  EXPECT_EQ(error_for({"--layers", "1\n2"}), "--layers 1?2: must be a whole number of at least 1");
 }
 
 TEST(CommandLineTest, ForbiddenFlagsLeaveTheHelpAndSayWhy) {

@@ -159,7 +159,6 @@ __global__ void much_shared(float* out) {
   out[0] = row[0];
 }
 
-Stream& stream() { return device().compute(); }
 Tensor fresh(std::int64_t n, Dtype dtype = Dtype::kFp32) {
   return Tensor::empty({n}, dtype, MemoryCategory::kWorkspace, stream());
 }

@@ -9,14 +9,13 @@
 #include "common/device/error.h"
 #include "common/tensor/host_tensor.h"
 #include "tests/support/io_testing.h"
+#include "tests/support/special_values.h"
 
 namespace ref5d {
 namespace {
 
 using testing::error_of;
 using testing::expect_contains;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 double round_trip(double value, Dtype dtype) { return HostTensor::from_doubles({value}, {1}, dtype).to_doubles()[0]; }
 

@@ -10,8 +10,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-Stream& stream() { return device().compute(); }
-
 // A parameter with its optimizer state, all of one value or of given values.
 struct State {
   Tensor weight, master, m, v;

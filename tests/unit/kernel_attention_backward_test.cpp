@@ -1,7 +1,7 @@
 // Attention backward, flash and naive: against a plain double reference, finite differences, and by parts of a sequence.
 #include "tests/support/attention_testing.h"
 
-namespace ref5d {
+namespace ref5d::of_attention_backward {
 namespace {
 
 using namespace ref5d::testing;
@@ -221,4 +221,4 @@ TEST(AttentionBackward, RepeatsBitwiseWithAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace ref5d
+}  // namespace ref5d::of_attention_backward

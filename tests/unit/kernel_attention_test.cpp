@@ -2,7 +2,7 @@
 #include "common/device/error.h"
 #include "tests/support/attention_testing.h"
 
-namespace ref5d {
+namespace ref5d::of_attention {
 namespace {
 
 using namespace ref5d::testing;
@@ -269,4 +269,4 @@ TEST(Attention, EmptySidesWork) {
 }
 
 }  // namespace
-}  // namespace ref5d
+}  // namespace ref5d::of_attention

@@ -7,10 +7,6 @@ namespace ref5d::testing {
 namespace {
 
 using Values = std::vector<double>;
-using Ints = std::vector<std::int32_t>;
-
-Stream& stream() { return device().compute(); }
-Tensor ints(const Ints& v) { return device_ints(v, {static_cast<std::int64_t>(v.size())}); }
 
 struct Result {
   Values loss, dlogits;

@@ -9,10 +9,6 @@ namespace ref5d::testing {
 namespace {
 
 using Values = std::vector<double>;
-using Ints = std::vector<std::int32_t>;
-
-Stream& stream() { return device().compute(); }
-Tensor ints(const Ints& v) { return device_ints(v, {static_cast<std::int64_t>(v.size())}); }
 
 const DropoutKey kKey{.seed = 42, .step = 7, .layer = 3, .site = DropoutSite::kMlp};
 

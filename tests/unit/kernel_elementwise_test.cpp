@@ -10,8 +10,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-Stream& stream() { return device().compute(); }
-
 TEST(AddKernel, SumsInEveryDtypeAlsoInPlace) {
   for (const Dtype dtype : kFloatDtypes) {
     std::vector<std::int64_t> sizes = kAwkwardSizes;

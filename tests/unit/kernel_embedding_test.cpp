@@ -7,10 +7,6 @@ namespace ref5d::testing {
 namespace {
 
 using Values = std::vector<double>;
-using Ints = std::vector<std::int32_t>;
-
-Stream& stream() { return device().compute(); }
-Tensor ints(const Ints& v) { return device_ints(v, {static_cast<std::int64_t>(v.size())}); }
 
 Ints random_index(std::int64_t n, std::int64_t vocab, unsigned seed) {
   std::mt19937 generator(seed);

@@ -8,8 +8,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-Stream& stream() { return device().compute(); }
-
 // The published form, with tanh.
 double gelu(double x) {
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);

@@ -4,7 +4,7 @@
 #include "tests/support/kernel_repeat.h"
 #include "tests/support/norm_testing.h"
 
-namespace ref5d {
+namespace ref5d::of_layernorm {
 namespace {
 
 using testing::device_tensor;
@@ -231,4 +231,4 @@ TEST(LayerNorm, RefusesShapesThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace ref5d
+}  // namespace ref5d::of_layernorm

@@ -9,8 +9,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-Stream& stream() { return device().compute(); }
-
 TEST(Philox, KnownAnswers) {  // of the authors' library, Random123
   auto expect_words = [](std::uint64_t key, Uint4 counter, Uint4 expected) {
     const Uint4 r = philox(key, counter);

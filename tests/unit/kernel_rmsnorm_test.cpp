@@ -5,7 +5,7 @@
 #include "tests/support/kernel_repeat.h"
 #include "tests/support/norm_testing.h"
 
-namespace ref5d {
+namespace ref5d::of_rmsnorm {
 namespace {
 
 using Inputs = testing::NormInputs;
@@ -230,4 +230,4 @@ TEST(RowSums, ThePartialsDependOnTheShapeOnly) {
 }
 
 }  // namespace
-}  // namespace ref5d
+}  // namespace ref5d::of_rmsnorm

@@ -7,11 +7,7 @@ namespace ref5d::testing {
 namespace {
 
 using Values = std::vector<double>;
-using Ints = std::vector<std::int32_t>;
 
-Stream& stream() { return device().compute(); }
-
-Tensor ints(const Ints& v) { return device_ints(v, {static_cast<std::int64_t>(v.size())}); }
 RopeTable table_for(const Ints& positions, std::int64_t head_dim, Dtype dtype, double theta = 10000) {
   return make_rope_table(stream(), ints(positions), ints(Ints(positions.size(), 0)), head_dim, theta, dtype);
 }

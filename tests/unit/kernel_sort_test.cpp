@@ -7,10 +7,6 @@
 namespace ref5d::testing {
 namespace {
 
-using Ints = std::vector<std::int32_t>;
-
-Stream& stream() { return device().compute(); }
-
 Ints sorted(const Ints& keys, std::int64_t limit) {
   const auto n = static_cast<std::int64_t>(keys.size());
   const Tensor order = device_ints(Ints(keys.size(), -1), {n});

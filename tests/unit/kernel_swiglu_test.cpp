@@ -27,8 +27,6 @@ Gradients reference_backward(const Values& dy, const Values& gate, const Values&
   return d;
 }
 
-Stream& stream() { return device().compute(); }
-
 TEST(SwigluKernel, ForwardAndBackwardMatchTheFormulaInEveryDtype) {
   for (const Dtype dtype : kFloatDtypes) {
     for (const std::int64_t columns : kAwkwardSizes) {

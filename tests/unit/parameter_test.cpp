@@ -13,8 +13,6 @@
 namespace ref5d::testing {
 namespace {
 
-Stream& stream() { return device().compute(); }
-
 // 1, 2, 3, ...: every element tells where it came from, and none looks like an element nobody wrote.
 HostTensor counting(const Shape& shape) {
   std::vector<double> values(static_cast<std::size_t>(product(shape)));

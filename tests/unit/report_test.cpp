@@ -11,14 +11,12 @@
 #include "common/app/output.h"
 #include "common/device/error.h"
 #include "common/io/file.h"
+#include "tests/support/special_values.h"
 
 namespace ref5d {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-Report example() {
+Report example_report() {
   Report r;
   r.program = "02_ddp_zero";
   r.version = "1.2.3";
@@ -58,7 +56,7 @@ std::string message_of(const std::function<void()>& action) {
 
 TEST(ReportTest, HasTheFieldsOfTheSchemaInOrder) {
   std::vector<std::string> keys;
-  const Json json = example().to_json();
+  const Json json = example_report().to_json();
   for (const auto& [key, value] : json.members()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"program", "version", "mode", "config", "mesh", "loss", "aux_loss", "baseline_loss",
                                             "checks", "traffic", "memory", "timing", "claims"}));
@@ -85,7 +83,7 @@ TEST(ReportTest, AnEmptyReportStillHasEveryField) {
 }
 
 TEST_F(ReportFileTest, ReadsBackWhatItWrote) {
-  const Report r = example();
+  const Report r = example_report();
   r.write_json(path("report.json"));
   const Report back = read_report(path("report.json"));
   EXPECT_EQ(back.to_json(), r.to_json());
@@ -102,7 +100,7 @@ TEST_F(ReportFileTest, ReadsBackWhatItWrote) {
 }
 
 TEST_F(ReportFileTest, ValuesThatAreNotFiniteSurvive) {
-  Report r = example();
+  Report r = example_report();
   r.loss = {kNan, kInf, -kInf};
   r.checks.push_back(make_check("broken", "relative error", kInf, 1e-11));
   r.write_json(path("report.json"));
@@ -116,7 +114,7 @@ TEST_F(ReportFileTest, ValuesThatAreNotFiniteSurvive) {
 }
 
 TEST_F(ReportFileTest, EveryMissingFieldIsAnErrorThatNamesFileAndField) {
-  const Json whole = example().to_json();
+  const Json whole = example_report().to_json();
   for (const auto& [left_out, unused] : whole.members()) {
     Json partial = Json::object();
     for (const auto& [key, value] : whole.members()) {
@@ -131,21 +129,21 @@ TEST_F(ReportFileTest, EveryMissingFieldIsAnErrorThatNamesFileAndField) {
 }
 
 TEST_F(ReportFileTest, WrongTypesTornFilesAndMissingFilesAreInputErrors) {
-  Json wrong = example().to_json();
+  Json wrong = example_report().to_json();
   wrong["loss"] = "five";
   write_file(path("wrong.json"), wrong.dump());
   EXPECT_THROW((void)read_report(path("wrong.json")), InputError);
-  const std::string text = example().to_json().dump(2);
+  const std::string text = example_report().to_json().dump(2);
   write_file(path("torn.json"), text.substr(0, text.size() / 2));
   EXPECT_THROW((void)read_report(path("torn.json")), InputError);
   write_file(path("list.json"), "[1, 2]");
   EXPECT_THROW((void)read_report(path("list.json")), InputError);
   EXPECT_THROW((void)read_report(path("absent.json")), InputError);
-  EXPECT_THROW(example().write_json(path("no/such/folder/report.json")), InputError);
+  EXPECT_THROW(example_report().write_json(path("no/such/folder/report.json")), InputError);
 }
 
 TEST(ReportTest, TheExitStatusFollowsChecksAndClaims) {
-  Report r = example();
+  Report r = example_report();
   EXPECT_EQ(r.exit_status(), 0);
   Report bad_check = r, bad_claim = r;
   bad_check.checks.push_back(make_check("x", "m", 2, 1));
@@ -176,7 +174,7 @@ TEST(ReportTest, MfuIsThereWhereThePeakIsKnown) {
 }
 
 TEST(ReportTest, TablesShowEverySectionThatHasRows) {
-  Report r = example();
+  Report r = example_report();
   std::string text = r.tables();
   for (const char* part : {"loss", "all 2 checks hold", "wire bytes", "6 144 B", "all_reduce", "6 144 (6.00 KiB)", "parameters",
                            "3.00 MiB", "3 145 728", "step_ms", "41.25", "2 000 (1.95 KiB)"}) {

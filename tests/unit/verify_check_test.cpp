@@ -5,12 +5,10 @@
 
 #include "common/verify/check.h"
 #include "common/verify/table.h"
+#include "tests/support/special_values.h"
 
 namespace ref5d {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;

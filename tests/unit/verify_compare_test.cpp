@@ -6,12 +6,10 @@
 #include <stdexcept>
 
 #include "common/verify/compare.h"
+#include "tests/support/special_values.h"
 
 namespace ref5d {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<double> random_values(std::size_t n, unsigned seed, double scale = 1) {
   std::mt19937 generator(seed);
