@@ -166,11 +166,11 @@ BUNDLES := unit_kernel unit_io unit_others parallel programs
 test_files = $(filter tests/$(1),$(call test_sources,$(firstword $(subst /, ,$(1)))))
 bundle_unit_kernel := $(call test_files,unit/kernel_%_test.cpp)
 bundle_unit_io := $(call test_files,unit/io_%_test.cpp)
-bundle_unit_others := $(filter-out $(bundle_unit_kernel) $(bundle_unit_io),$(call test_files,unit/%_test.cpp))
+bundle_unit_others := $(filter-out $(bundle_unit_kernel) $(bundle_unit_io) tests/unit/emulator_%,$(call test_files,unit/%_test.cpp))
 bundle_parallel := $(call test_files,parallel/%.cpp)
 bundle_programs := $(call test_files,programs/%.cpp)
 $(foreach b,$(BUNDLES),$(eval $(BUILD)/bundles/$(b).cpp: $(bundle_$(b)) $(sort $(dir $(bundle_$(b))))))
-$(BUNDLES:%=$(BUILD)/bundles/%.cpp):
+$(BUNDLES:%=$(BUILD)/bundles/%.cpp): Makefile
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(filter %.cpp,$^) >$@
 $(BUNDLES:%=$(BUILD)/obj/bundles/%.cpp.o): $(BUILD)/obj/%.cpp.o: $(BUILD)/%.cpp $(FLAGS)
