@@ -56,6 +56,7 @@ DEFINES = -DREF5D_SOURCE_DIR='"$(CURDIR)"' -DREF5D_BUILD_DIR='"$(CURDIR)/$(BUILD
 OPTIMIZE := -O2
 CXXFLAGS = -std=c++20 $(OPTIMIZE) -g1 -I. $(WARNINGS)
 LDLIBS := -lfmt
+COMPILE_CPP = $(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
 
 ifeq ($(MODE),cpu)
 KERNEL_FLAGS := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp
@@ -142,7 +143,7 @@ $(foreach f,common/app tests,$(BUILD)/obj/$(f)/%.cpp.o): OPTIMIZE := -O0
 
 $(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
+	$(COMPILE_CPP)
 
 $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)
@@ -175,7 +176,7 @@ $(BUNDLES:%=$(BUILD)/bundles/%.cpp): Makefile
 	@printf '#include "%s"\n' $(filter %.cpp,$^) >$@
 $(BUNDLES:%=$(BUILD)/obj/bundles/%.cpp.o): $(BUILD)/obj/%.cpp.o: $(BUILD)/%.cpp $(FLAGS)
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
+	$(COMPILE_CPP)
 $(BUILD)/obj/bundles/unit_%.cpp.o: OPTIMIZE := -O1
 $(foreach b,parallel programs,$(BUILD)/obj/bundles/$(b).cpp.o): OPTIMIZE := -O0
 test_objects = $(foreach b,$(filter $(1) $(1)_%,$(BUNDLES)),$(BUILD)/obj/bundles/$(b).cpp.o) \
