@@ -44,12 +44,22 @@ __global__ void attention_delta_kernel(Acc<T>* __restrict__ delta, const T* __re
   }
 }
 
+std::int64_t group_of(const AttentionShape& s) { return s.group == 0 ? s.heads / s.kv_heads : s.group; }
+
 void expect_shape(const AttentionShape& s) {
   if (s.batch < 0 || s.q_len < 0 || s.k_len < 0 || s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1)
     throw std::logic_error("attention needs at least one head, one kv head and one channel per head");
-  if (s.heads % s.kv_heads != 0)
+  if (s.group == 0 && s.heads % s.kv_heads != 0)
     throw std::logic_error(std::to_string(s.heads) + " heads cannot share " + std::to_string(s.kv_heads) +
                            " kv heads evenly; the first must be a multiple of the second");
+  const std::int64_t group = group_of(s);
+  if (s.head_offset < 0 || s.head_offset >= group)
+    throw std::logic_error("a group of " + std::to_string(group) + " heads cannot begin " + std::to_string(s.head_offset) +
+                           " heads before the first; the offset must be at least 0 and less than the group");
+  if ((s.heads - 1 + s.head_offset) / group != s.kv_heads - 1)
+    throw std::logic_error(std::to_string(s.heads) + " heads in groups of " + std::to_string(group) + " with offset " +
+                           std::to_string(s.head_offset) + " do not use " + std::to_string(s.kv_heads) +
+                           " kv heads; the last head must use the last kv head");
   if (s.head_dim > kMaxHeadDim)
     throw InputError("head dim " + std::to_string(s.head_dim) + " is beyond " + std::to_string(kMaxHeadDim) +
                      ", the largest that attention is built for; use more heads");
@@ -68,6 +78,7 @@ AttentionArgs make_args(const AttentionShape& s, const AttentionTokens& t, const
   AttentionArgs args{};
   args.batch = s.batch, args.q_len = s.q_len, args.k_len = s.k_len;
   args.heads = s.heads, args.kv_heads = s.kv_heads, args.head_dim = s.head_dim, args.scale = s.scale;
+  args.group = group_of(s), args.head_offset = s.head_offset;
   args.q_ld = q.ld(), args.k_ld = k.ld(), args.v_ld = v.ld();
   args.q_order = t.q_order.data<std::int32_t>(), args.q_start = t.q_start.data<std::int32_t>();
   args.k_order = t.k_order.data<std::int32_t>();

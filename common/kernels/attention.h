@@ -4,8 +4,12 @@
 // token of its document. Query q sees key k exactly if start[q] <= order[k] <= order[q]. Nothing is taken from a token's index
 // in its array, so a rank may hold any subset of a sequence. (The position within the document, for RoPE, is order - start.)
 //
-// Shapes: q, o [B*Sq, N*D]; k, v [B*Sk, K*D]; lse [B, N, Sq]. Head h of q uses head h / (N/K) of k and v. q, k, v, o and their
-// gradients may have larger leading dims. lse, delta are in the accumulator's dtype.
+// Shapes: q, o [B*Sq, N*D]; k, v [B*Sk, K*D]; lse [B, N, Sq]. q, k, v, o and their gradients may have larger leading dims. lse,
+// delta are in the accumulator's dtype.
+//
+// Head h of q uses head (h + head_offset) / group of k and v: h / (N/K), unless the heads here are a contiguous range of a
+// model's that begins or ends inside a group. (6 heads and 3 kv heads over 2 ranks, group 2: rank 0 has heads 0, 1, 2 and kv
+// heads 0, 1; rank 1 has heads 3, 4, 5 and kv heads 1, 2, and offset 1. Their gradients of kv head 1 add up to the whole.)
 #pragma once
 
 #include "common/tensor/tensor.h"
@@ -15,10 +19,13 @@ namespace ref5d {
 // kFlash: tiles with an online softmax (Dao et al. 2022), no array of [Sq, Sk]. kNaive: scores stored, softmax, product.
 enum class AttentionKind { kFlash, kNaive };
 
-// head_dim may be anything from 1 to 256 (InputError beyond); heads is a multiple of kv_heads.
+// head_dim may be anything from 1 to 256 (InputError beyond). Without a group, heads is a multiple of kv_heads; with one, the
+// last head uses the last kv head, so that every kv head here has a query head here.
 struct AttentionShape {
   std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
-  double scale;  // of the scores: 1 / sqrt(D)
+  double scale;                  // of the scores: 1 / sqrt(D)
+  std::int64_t group = 0;        // query heads that share a kv head; 0: heads / kv_heads
+  std::int64_t head_offset = 0;  // query heads of the first kv head's group that are not here, since they come before head 0
 };
 
 // Which tokens the queries and the keys are: int32 [B, Sq] and [B, Sk]. Also carries, for each run of kTokenRun tokens, the
@@ -42,8 +49,9 @@ void attention_forward(Stream& stream, AttentionKind kind, const AttentionShape&
 void attention_delta(Stream& stream, const AttentionShape& shape, const Tensor& delta, const Tensor& dout, const Tensor& o);
 
 // With p = exp(scale * q k - lse):  dv = p^T dout;  ds = p * (dout v^T - delta);  dq = scale * ds k;  dk = scale * ds^T q,
-// where dk and dv sum over the query heads of a group. Overwritten, or added to if accumulate; each of q's dtype or its
-// accumulator's. lse and delta are those of the whole attention, so q, k, v may be one pair of chunks of a longer sequence.
+// where dk and dv sum over the query heads of a group that are here. Overwritten, or added to if accumulate; each of q's dtype
+// or its accumulator's. lse and delta are those of the whole attention, so q, k, v may be one pair of chunks of a longer
+// sequence.
 void attention_backward(Stream& stream, AttentionKind kind, const AttentionShape& shape, const AttentionTokens& tokens,
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta, bool accumulate);

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   constexpr int kQueries = Tile::kQueries, kKeys = Tile::kKeys, kRow = Tile::kRow;
   Tile& tile = *dynamic_shared<Tile>();
   const auto [k_tile, kv_head, b] = place(tiles_of(args.k_len, kKeys), args.kv_heads);
-  const std::int64_t group = args.heads / args.kv_heads;
+  const HeadRange heads = query_heads_of(args, kv_head);
   const std::int64_t k_begin = k_tile * kKeys, keys = args.k_len - k_begin;
   const std::int64_t k_token = b * args.k_len + k_begin, k_column = kv_head * args.head_dim;
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const Visible visible(q_runs, q_begin, args.q_len, k_runs, k_begin, args.k_len);
     if (visible.some_bits == 0) continue;
     const std::int64_t q_token = b * args.q_len + q_begin, queries = args.q_len - q_begin;
-    for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    for (std::int64_t head = heads.begin; head < heads.end; ++head) {
       const std::int64_t q_column = head * args.head_dim, statistics = (b * args.heads + head) * args.q_len + q_begin;
       load_tile<kQueries, D, kRow>(tile.q, q + q_token * args.q_ld + q_column, args.q_ld, queries, args.head_dim,
                                    A(args.scale));

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   constexpr int kQueries = Tile::kQueries, kKeys = Tile::kKeys, kRow = Tile::kRow;
   Tile& tile = *dynamic_shared<Tile>();
   const auto [q_tile, head, b] = place(tiles_of(args.q_len, kQueries), args.heads);
-  const std::int64_t kv_head = head / (args.heads / args.kv_heads);
+  const std::int64_t kv_head = kv_head_of(args, head);
   const std::int64_t q_begin = q_tile * kQueries, queries = args.q_len - q_begin;
   const std::int64_t q_token = b * args.q_len + q_begin, q_column = head * args.head_dim, k_column = kv_head * args.head_dim;
   const std::int32_t* q_runs = args.q_runs + b * token_runs(args.q_len) * 4;

@@ -11,7 +11,7 @@ namespace ref5d {
 
 // Passed to every kernel by value. Leading dims are in elements; o stands for dout in backward.
 struct AttentionArgs {
-  std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
+  std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim, group, head_offset;
   double scale;
   std::int64_t q_ld, k_ld, v_ld, o_ld;
   const std::int32_t *q_order, *q_start, *k_order, *q_runs, *k_runs;
@@ -19,6 +19,19 @@ struct AttentionArgs {
 
 // Runs of kTokenRun tokens in n tokens, the last one perhaps cut short.
 REF5D_HD constexpr std::int64_t token_runs(std::int64_t n) { return (n + kTokenRun - 1) / kTokenRun; }
+
+// The kv head that a query head uses.
+REF5D_HD constexpr std::int64_t kv_head_of(const AttentionArgs& args, std::int64_t head) {
+  return (head + args.head_offset) / args.group;
+}
+// The query heads that use a kv head, from begin up to but without end: of the first and the last group perhaps only some.
+struct HeadRange {
+  std::int64_t begin, end;
+};
+REF5D_HD constexpr HeadRange query_heads_of(const AttentionArgs& args, std::int64_t kv_head) {
+  const std::int64_t begin = kv_head * args.group - args.head_offset, end = begin + args.group;
+  return {begin > 0 ? begin : 0, end < args.heads ? end : args.heads};
+}
 
 // Where a block works: one token of one head of one sequence; or one tile of tokens, and `token` is the tile's number.
 struct Place {

@@ -34,7 +34,7 @@ __global__ void naive_scores_kernel(Acc<T>* __restrict__ scores, const T* __rest
                                     AttentionArgs args) {
   using A = Acc<T>;
   const Place at = query_place(args);
-  const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads);
+  const std::int64_t D = args.head_dim, kv_head = kv_head_of(args, at.head);
   const T* query = q + (at.b * args.q_len + at.token) * args.q_ld + at.head * D;
   A* row = scores + query_row(args, at) * args.k_len;
   for (std::int64_t j = threadIdx.x; j < args.k_len; j += blockDim.x) {
@@ -80,7 +80,7 @@ __global__ void naive_ds_kernel(Acc<T>* __restrict__ ds, const Acc<T>* __restric
                                 const T* __restrict__ v, const Acc<T>* __restrict__ delta, AttentionArgs args) {
   using A = Acc<T>;
   const Place at = query_place(args);
-  const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads), index = query_row(args, at);
+  const std::int64_t D = args.head_dim, kv_head = kv_head_of(args, at.head), index = query_row(args, at);
   const T* gradient = dout + (at.b * args.q_len + at.token) * args.o_ld + at.head * D;
   for (std::int64_t j = threadIdx.x; j < args.k_len; j += blockDim.x) {
     const A weight = p[index * args.k_len + j];
@@ -117,7 +117,7 @@ __global__ void naive_query_product_kernel(O* __restrict__ out, const Acc<T>* __
                                            bool accumulate) {
   using A = Acc<T>;
   const Place at = query_place(args);
-  const std::int64_t D = args.head_dim, kv_head = at.head / (args.heads / args.kv_heads);
+  const std::int64_t D = args.head_dim, kv_head = kv_head_of(args, at.head);
   A* sums = shared<A, kMaxHeadDim>();
   clear_sums(sums, D);
   add_weighted_rows(sums, weights + query_row(args, at) * args.k_len, 1, rows + at.b * args.k_len * rows_ld + kv_head * D,
@@ -132,10 +132,11 @@ __global__ void naive_key_product_kernel(O* __restrict__ out, const Acc<T>* __re
                                          bool accumulate) {
   using A = Acc<T>;
   const Place at = key_place(args);
-  const std::int64_t D = args.head_dim, group = args.heads / args.kv_heads;
+  const std::int64_t D = args.head_dim;
+  const HeadRange heads = query_heads_of(args, at.head);
   A* sums = shared<A, kMaxHeadDim>();
   clear_sums(sums, D);
-  for (std::int64_t head = at.head * group; head < (at.head + 1) * group; ++head) {
+  for (std::int64_t head = heads.begin; head < heads.end; ++head) {
     const std::int64_t first_row = (at.b * args.heads + head) * args.q_len;
     add_weighted_rows(sums, weights + first_row * args.k_len + at.token, args.k_len,
                       rows + at.b * args.q_len * rows_ld + head * D, rows_ld, args.q_len, D);
