@@ -5,30 +5,11 @@
 #include "common/device/math.h"
 #include "common/kernels/counted.h"
 #include "common/kernels/cross_entropy.h"
+#include "common/kernels/cross_entropy_rows.h"
 #include "common/kernels/dispatch.h"
 
 namespace ref5d {
 namespace {
-
-// The greatest logit of a row. All threads of the block must call it.
-template <typename T>
-__device__ inline Acc<T> row_max(const T* x, std::int64_t vocab) {
-  using A = Acc<T>;
-  A greatest = A(-INFINITY);
-  REF5D_SIMD_MAX(greatest)
-  for (std::int64_t i = threadIdx.x; i < vocab; i += blockDim.x) greatest = max(greatest, A(x[i]));
-  return block_max(greatest);
-}
-
-// The sum of exp(logit - greatest). All threads of the block must call it.
-template <typename T>
-__device__ inline Acc<T> row_sum_exp(const T* x, std::int64_t vocab, Acc<T> greatest) {
-  using A = Acc<T>;
-  A sum = 0;
-  REF5D_SIMD_SUM(sum)
-  for (std::int64_t i = threadIdx.x; i < vocab; i += blockDim.x) sum += exp_of(A(x[i]) - greatest);
-  return block_sum(sum);
-}
 
 // The label's logit, or NaN for a label outside of the vocabulary, so that it shows in the loss and the gradient.
 template <typename T>
