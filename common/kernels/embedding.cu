@@ -53,6 +53,14 @@ __global__ void embedding_backward_kernel(O* __restrict__ dtable, const T* __res
   }
 }
 
+__global__ void part_rows_kernel(std::int32_t* __restrict__ rows, const std::int32_t* __restrict__ tokens, std::int64_t n,
+                                 std::int64_t first, std::int64_t count, std::int32_t elsewhere) {
+  for (std::int64_t t : grid_range(n)) {
+    const std::int64_t row = tokens[t] - first;
+    rows[t] = row >= 0 && row < count ? static_cast<std::int32_t>(row) : elsewhere;
+  }
+}
+
 }  // namespace
 
 void embedding_forward(Stream& stream, const Tensor& y, const Tensor& table, const Tensor& index, bool accumulate) {
@@ -82,6 +90,14 @@ void embedding_backward(Stream& stream, const Tensor& dtable, const Tensor& dy, 
     launch<embedding_backward_kernel<T, O>>(stream, unsigned(tokens), block_size(256), dtable.data<O>(), dy.data<T>(),
                                             keys.data<std::int32_t>(), order.data<std::int32_t>(), tokens, vocab, columns);
   });
+}
+
+void part_rows(Stream& stream, const Tensor& rows, const Tensor& tokens, std::int64_t first, std::int64_t count, bool clamp) {
+  const std::int64_t n = tokens.numel();
+  expect(tokens, {n}, Dtype::kInt32, "part_rows tokens");
+  expect(rows, {n}, Dtype::kInt32, "part_rows rows");
+  launch<part_rows_kernel>(stream, grid_for(n), block_size(256), rows.data<std::int32_t>(), tokens.data<std::int32_t>(), n,
+                           first, count, clamp ? 0 : -1);
 }
 
 }  // namespace ref5d
