@@ -16,12 +16,14 @@ struct AttentionCaseSize {
   std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
   std::int64_t document;  // tokens of one; 0: the whole sequence is one
   bool wide;              // outputs in the accumulator's dtype, gradients added to what is there
+  std::int64_t group = 0, head_offset = 0;
   [[nodiscard]] std::string name() const {
-    return fmt::format("{}x{}x{}x{}x{}x{}{}{}", batch, q_len, k_len, heads, kv_heads, head_dim, document ? "_documents" : "",
-                       wide ? "_wide" : "");
+    return fmt::format("{}x{}x{}x{}x{}x{}{}{}{}", batch, q_len, k_len, heads, kv_heads, head_dim, document ? "_documents" : "",
+                       wide ? "_wide" : "", group ? fmt::format("_group{}+{}", group, head_offset) : "");
   }
   [[nodiscard]] AttentionShape shape() const {
-    return {batch, q_len, k_len, heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<double>(head_dim))};
+    const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+    return {batch, q_len, k_len, heads, kv_heads, head_dim, scale, group, head_offset};
   }
 };
 
@@ -144,6 +146,10 @@ void add_attention_cases(CaseList& list, CaseSize size) {
   }
   // More tokens than the tile of the narrow heads has; each wider head has smaller tiles.
   add(list, AttentionKind::kFlash, all, {{2, 69, 69, 4, 2, 5, 0, false}, {1, 19, 69, 2, 1, 40, 30, true}});
+  // Heads that begin and end inside a kv head's group.
+  const AttentionCaseSize uneven{2, 19, 19, 4, 3, 5, 0, false, 2, 1};
+  add(list, AttentionKind::kFlash, all, {uneven});
+  add(list, AttentionKind::kNaive, {Dtype::kFp32}, {uneven});
   // The other sizes of tile: heads padded to 16, 32, 128 and 256 channels.
   add(list, AttentionKind::kFlash, {Dtype::kFp32},
       {{1, 69, 69, 2, 1, 12, 30, false},

@@ -21,8 +21,14 @@ struct AttentionCase {
   std::int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
   std::vector<std::int32_t> q_order, q_start, k_order;
   std::vector<double> q, k, v, dout;
+  std::int64_t group = 0, head_offset = 0;
   [[nodiscard]] double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
-  [[nodiscard]] AttentionShape shape() const { return {batch, q_len, k_len, heads, kv_heads, head_dim, scale()}; }
+  [[nodiscard]] AttentionShape shape() const {
+    return {batch, q_len, k_len, heads, kv_heads, head_dim, scale(), group, head_offset};
+  }
+  [[nodiscard]] std::int64_t kv_head_of(std::int64_t head) const {
+    return (head + head_offset) / (group ? group : heads / kv_heads);
+  }
   [[nodiscard]] std::string name() const {
     std::string s;
     for (std::int64_t n : {batch, q_len, k_len, heads, kv_heads, head_dim}) s += (s.empty() ? "" : "x") + std::to_string(n);
@@ -94,7 +100,7 @@ inline AttentionResult reference_attention(const AttentionCase& c, const Attenti
   for (std::int64_t b = 0; b < c.batch; ++b)
     for (std::int64_t h = 0; h < c.heads; ++h)
       for (std::int64_t i = 0; i < c.q_len; ++i) {
-        const std::int64_t at = ((b * c.q_len + i) * c.heads + h) * D, kv_head = h / (c.heads / c.kv_heads);
+        const std::int64_t at = ((b * c.q_len + i) * c.heads + h) * D, kv_head = c.kv_head_of(h);
         auto key_at = [&](std::int64_t j) { return ((b * c.k_len + j) * c.kv_heads + kv_head) * D; };
         auto dot = [&](const double* x, const double* y) {
           double sum = 0;
