@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/kernels/cross_entropy.h"
+#include "common/kernels/cross_entropy_parts.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/layernorm.h"
 #include "common/kernels/rmsnorm.h"
@@ -125,6 +126,33 @@ PreparedCase cross_entropy_case(CaseInputs& in, const RowSize& z) {
   return c;
 }
 
+// A part of a vocabulary of three parts: of the labels some are before it, some in it, some behind it.
+PreparedCase cross_entropy_parts_case(CaseInputs& in, const RowSize& z) {
+  const double scale = 1.0 / 7;
+  const std::int64_t first = z.columns - 1, vocab = 3 * z.columns;
+  const Tensor label = labels(in, {z.rows, vocab, false});
+  const Tensor logits = in.normal(z.shape()), in_place = in.normal(z.shape());
+  const auto statistics = [&](const Shape& shape) { return in.target_in(in.accumulator(), shape); };
+  const Tensor greatest = statistics({z.rows}), sums = statistics({2, z.rows}), loss = statistics({z.rows});
+  // Of all parts; the kernels take any.
+  const Tensor given_greatest = in.positive_in(in.accumulator(), {z.rows});
+  const Tensor given_sums = in.positive_in(in.accumulator(), {2, z.rows});
+  PreparedCase c;
+  c.step("cross_entropy_part_max", [=](Stream& s) { cross_entropy_part_max(s, greatest, logits); }, {logits}, {greatest});
+  c.step("cross_entropy_part_sums",
+         [=](Stream& s) { cross_entropy_part_sums(s, sums, logits, given_greatest, label, first, vocab); },
+         {logits, given_greatest, label}, {sums});
+  c.step(
+      "cross_entropy_from_parts",
+      [=](Stream& s) { cross_entropy_from_parts(s, in_place, loss, given_greatest, given_sums, label, first, vocab, scale); },
+      {in_place, given_greatest, given_sums, label}, {in_place, loss});
+  c.exact_output("greatest", greatest);
+  c.output("sums", sums);
+  c.output("dlogits", in_place);
+  c.output("loss", loss);
+  return c;
+}
+
 PreparedCase bias(CaseInputs& in, const RowSize& z) {
   const Shape wide{z.rows, z.columns + 5};
   const Tensor y = CaseInputs::inside(in.normal(wide)), dy = CaseInputs::inside(in.normal(wide));
@@ -178,6 +206,8 @@ void add_row_cases(CaseList& list, CaseSize size) {
   add("cross_entropy", cross_entropy_case,
       large ? std::vector<RowSize>{{1024, 32768, false}}
             : std::vector<RowSize>{{7, 33, false}, {4, 300, false}, {261, 5, false}});
+  add("cross_entropy_parts", cross_entropy_parts_case,
+      large ? std::vector<RowSize>{{1024, 16384, false}} : std::vector<RowSize>{{7, 33, false}, {4, 300, false}});
   add("bias", bias, row_sizes(size));
   // Half a head of 5 channels, and of more than a block has threads.
   for (const RopeSize& z : large ? std::vector<RopeSize>{{16384, 16, 64}} : std::vector<RopeSize>{{7, 3, 10}, {2, 2, 520}})
