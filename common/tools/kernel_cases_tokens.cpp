@@ -38,6 +38,18 @@ PreparedCase embedding(CaseInputs& in, const EmbeddingSize& z) {
   return c;
 }
 
+// The second third of a table, with tokens that are beyond it on either side.
+PreparedCase part_rows_case(CaseInputs& in, std::int64_t tokens, std::int64_t vocab) {
+  const Tensor token = in.integers({tokens}, -1, vocab + 1), rows = in.target({tokens}), clamped = in.target({tokens});
+  const std::int64_t first = vocab / 3, count = vocab / 3;
+  PreparedCase c;
+  c.step("part_rows", [=](Stream& s) { part_rows(s, rows, token, first, count); }, {token}, {rows});
+  c.step("part_rows_clamped", [=](Stream& s) { part_rows(s, clamped, token, first, count, true); }, {token}, {clamped});
+  c.exact_output("rows", rows);
+  c.exact_output("clamped", clamped);
+  return c;
+}
+
 PreparedCase sort_case(CaseInputs& in, std::int64_t count, std::int64_t limit) {
   const Tensor keys = in.integers({count}, 0, limit), order = in.target({count});
   PreparedCase c;
@@ -111,6 +123,7 @@ void add_token_cases(CaseList& list, CaseSize size) {
       }
     }
   };
+  add("part_rows", part_rows_case, true, large ? Pairs{{16384, 32768}} : Pairs{{37, 11}, {1061, 300}});
   // More than one chunk of 1024 keys; one pass of 8 bits, and two.
   add("sort", sort_case, true, large ? Pairs{{32768, 32768}} : Pairs{{37, 5}, {1061, 300}});
   add("token_runs", token_runs_case, true, large ? Pairs{{64, 4096}} : Pairs{{3, 37}, {2, 2100}});

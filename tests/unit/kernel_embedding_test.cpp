@@ -113,6 +113,79 @@ TEST(EmbeddingKernel, BackwardSumsInTokenOrder) {
   EXPECT_EQ(values_of(dtable), (Values{14, 1}));
 }
 
+TEST(PartRowsKernel, GivesTheRowHereOrMinusOne) {
+  const Ints tokens{
+      0, 2, 3, 4, 6, 7, -1, -100, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()};
+  const auto rows_of = [&](std::int64_t first, std::int64_t count, bool clamp) {
+    const Tensor rows = ints(Ints(tokens.size(), 77));
+    part_rows(stream(), rows, ints(tokens), first, count, clamp);
+    return values_of(rows);
+  };
+  EXPECT_EQ(rows_of(3, 4, false), (Values{-1, -1, 0, 1, 3, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(rows_of(3, 4, true), (Values{0, 0, 0, 1, 3, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(rows_of(0, 3, false), (Values{0, 2, -1, -1, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(rows_of(3, 0, false), Values(10, -1.0));
+}
+
+// A table cut into uneven parts, each with its own rows of the tokens.
+struct TablePart {
+  std::int64_t first, count;
+  Tensor rows;
+};
+std::vector<TablePart> parts_of_table(const Ints& tokens, bool clamp) {
+  std::vector<TablePart> parts;
+  std::int64_t first = 0;
+  for (const std::int64_t count : {5, 1, 0, 4, 1}) {
+    const Tensor rows = ints(Ints(tokens.size(), 77));
+    part_rows(stream(), rows, ints(tokens), first, count, clamp);
+    parts.push_back({first, count, rows});
+    first += count;
+  }
+  return parts;
+}
+
+TEST(PartRowsKernel, ForwardsOfThePartsSumToTheWhole) {
+  const std::int64_t vocab = 11, columns = 7, tokens = 40;
+  const Ints index = random_index(tokens, vocab, 12);
+  for (const Dtype dtype : kFloatDtypes) {
+    const Values table = rounded(random_values(vocab * columns, 13), dtype);
+    const Tensor whole = poisoned({tokens, columns}, dtype);
+    embedding_forward(stream(), whole, device_tensor(table, {vocab, columns}, dtype), ints(index), false);
+    const auto sum_of_parts = [&](bool clamp) {
+      Values sum(std::size_t(tokens * columns), 0.0);
+      for (const TablePart& part : parts_of_table(index, clamp)) {
+        const auto begin = table.begin() + part.first * columns;
+        const Tensor own = device_tensor({begin, begin + part.count * columns}, {part.count, columns}, dtype),
+                     y = poisoned({tokens, columns}, dtype);
+        embedding_forward(stream(), y, own, part.rows, false);
+        const Values values = values_of(y);
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+      }
+      return sum;
+    };
+    EXPECT_EQ(sum_of_parts(false), values_of(whole));
+    EXPECT_GT(relative_error(sum_of_parts(true), values_of(whole)), 0.5);  // the mistake shows
+  }
+}
+
+TEST(PartRowsKernel, BackwardOfAPartIsTheWholesRows) {
+  const std::int64_t vocab = 11, columns = 7, tokens = 40;
+  const Ints index = random_index(tokens, vocab, 14);
+  for (const Dtype dtype : kFloatDtypes) {
+    const Tensor dy = device_tensor(random_values(tokens * columns, 15), {tokens, columns}, dtype),
+                 whole = device_tensor(Values(std::size_t(vocab * columns), 0.0), {vocab, columns}, dtype);
+    embedding_backward(stream(), whole, dy, ints(index));
+    Values joined;
+    for (const TablePart& part : parts_of_table(index, false)) {
+      const Tensor own = device_tensor(Values(std::size_t(part.count * columns), 0.0), {part.count, columns}, dtype);
+      embedding_backward(stream(), own, dy, part.rows);
+      const Values values = values_of(own);
+      joined.insert(joined.end(), values.begin(), values.end());
+    }
+    EXPECT_EQ(joined, values_of(whole));
+  }
+}
+
 TEST(EmbeddingKernel, RepeatsBitwise) {
   expect_repeatable([] {
     const Tensor dtable = device_tensor(Values(40 * 65, 0.0), {40, 65}, Dtype::kFp32);
@@ -127,6 +200,7 @@ TEST(EmbeddingKernel, TakesNoTokens) {
   const Tensor table = device_tensor(before, {2, 3}, Dtype::kFp64), none = poisoned({0, 3}, Dtype::kFp64);
   embedding_forward(stream(), none, table, ints({}), false);
   embedding_backward(stream(), table, none, ints({}));
+  part_rows(stream(), ints({}), ints({}), 0, 2);
   EXPECT_EQ(values_of(table), before);
 }
 
@@ -141,6 +215,8 @@ TEST(EmbeddingKernel, WrongShapesAndDtypesAreRefused) {
   EXPECT_THROW(embedding_backward(stream(), table, wide, index), std::logic_error);
   EXPECT_THROW(embedding_backward(stream(), fp64, y, index), std::logic_error);
   EXPECT_THROW(embedding_backward(stream(), table, fp32, index), std::logic_error);
+  EXPECT_THROW(part_rows(stream(), ints({0}), index, 0, 4), std::logic_error);
+  EXPECT_THROW(part_rows(stream(), poisoned({2}, Dtype::kFp32), index, 0, 4), std::logic_error);
 }
 
 }  // namespace
