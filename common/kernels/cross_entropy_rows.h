@@ -11,7 +11,7 @@ namespace ref5d {
 
 // The greatest logit of a row. All threads of the block must call it.
 template <typename T>
-__device__ inline Acc<T> row_max(const T* x, std::int64_t vocab) {
+__device__ __forceinline__ Acc<T> row_max(const T* x, std::int64_t vocab) {
   using A = Acc<T>;
   A greatest = A(-INFINITY);
   REF5D_SIMD_MAX(greatest)
@@ -21,7 +21,7 @@ __device__ inline Acc<T> row_max(const T* x, std::int64_t vocab) {
 
 // The sum of exp(logit - greatest). All threads of the block must call it.
 template <typename T>
-__device__ inline Acc<T> row_sum_exp(const T* x, std::int64_t vocab, Acc<T> greatest) {
+__device__ __forceinline__ Acc<T> row_sum_exp(const T* x, std::int64_t vocab, Acc<T> greatest) {
   using A = Acc<T>;
   A sum = 0;
   REF5D_SIMD_SUM(sum)
