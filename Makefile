@@ -56,6 +56,8 @@ DEFINES = -DREF5D_SOURCE_DIR='"$(CURDIR)"' -DREF5D_BUILD_DIR='"$(CURDIR)/$(BUILD
 OPTIMIZE := -O2
 CXXFLAGS = -std=c++20 $(OPTIMIZE) -g1 -I. $(WARNINGS)
 LDLIBS := -lfmt
+# Lessons build on earlier ones, so the order of their libraries does not matter.
+LINK = $(CXX) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
 COMPILE_CPP = $(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
 
 ifeq ($(MODE),cpu)
@@ -149,8 +151,10 @@ $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 	@mkdir -p $(@D)
 	$(COMPILE_CU)
 
+# A lesson's own library, and those of the earlier ones that it builds on.
+$(BUILD)/03_tensor_parallel: $(BUILD)/lib03_tensor_parallel.a $(BUILD)/lib02_ddp_zero.a
 $(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD)/lib%.a $(BUILD)/libref5d.a
-	$(CXX) $^ $(LDLIBS) -o $@
+	$(LINK) $(LDLIBS) -o $@
 
 $(addprefix $(BUILD)/,$(TOOLS)): $(BUILD)/%: $(BUILD)/obj/common/tools/%.cpp.o $(BUILD)/libref5d.a
 	$(CXX) $^ $(LDLIBS) -o $@
@@ -186,7 +190,7 @@ emulator_sources = $(filter tests/support/% tests/unit/emulator_% tests/unit/dev
 define test_binary
 $(BUILD)/tests/$(1): $(2) $(3) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
-	$$(CXX) $$^ -lgtest -lgtest_main $$(LDLIBS) -o $$@
+	$$(LINK) -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef
 # The parallel tests take lessons apart; the others start their programs.
 $(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_objects,$(g)),\

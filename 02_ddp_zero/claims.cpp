@@ -65,6 +65,10 @@ std::int64_t most_whole_gradients(const Layout& l) {
 }  // namespace
 
 Layout layout_of(const Options& o, const GptConfig& model, const StrategyOptions& s, int ranks, int shard) {
+  return layout_of(o, Gpt(model), s, ranks, shard);
+}
+
+Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, int ranks, int shard) {
   const bool bf16 = o.dtype == Dtype::kBf16;
   Layout l;
   l.ranks = ranks;
@@ -79,7 +83,6 @@ Layout layout_of(const Options& o, const GptConfig& model, const StrategyOptions
   l.wide_bytes = bytes(accumulator_of(o.dtype));
   l.sum_bytes = l.separate_sum || l.fused_sum ? 4 : l.weight_bytes;
   l.reduce_bytes = bf16 ? bytes(s.reduce_dtype) : l.weight_bytes;
-  const Gpt gpt(model);
   if (shards_gradients(s)) {
     l.groups = make_units(gpt, s.whole_model_unit, shard);
   } else if (s.kind == "naive") {
@@ -116,9 +119,15 @@ StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) {
   return t;
 }
 
+namespace {
+// Over the data-parallel axis, or a part of it.
+bool is_data_parallel(const TrafficRow& row) { return row.axis == "dp" || row.axis.starts_with("dp/"); }
+}  // namespace
+
 StepTraffic measured_traffic(const Report& report, std::int64_t steps) {
   StepTraffic t;
   for (const TrafficRow& row : report.traffic) {
+    if (!is_data_parallel(row)) continue;
     const std::int64_t bytes = row.total_wire_bytes / steps;
     if (row.phase == "gradients") (row.axis.ends_with("/outer") ? t.between_replicas : t.gradients) += bytes;
     if (row.phase == "weights") t.weights += bytes;
@@ -195,9 +204,12 @@ void claim_bytes(Report& report, const std::string& name, std::int64_t expected,
   report.claims.push_back(make_claim(name, static_cast<double>(expected), static_cast<double>(measured), 0, "bytes"));
 }
 
-void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
+void claim_traffic(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
   const auto steps = static_cast<std::int64_t>(report.loss.size());
-  const StepTraffic expected = expected_traffic(l, s), measured = measured_traffic(report, steps);
+  StepTraffic expected;
+  for (const Layout& l : layouts) expected += expected_traffic(l, s);
+  const StepTraffic measured = measured_traffic(report, steps);
+  const std::string axis = layouts.size() > 1 ? "dp, " : "";  // beside others
   const NamedBytes rows[] = {{"gradients", expected.gradients, measured.gradients},
                              {"gradients between replicas", expected.between_replicas, measured.between_replicas},
                              {"weights after the update", expected.weights, measured.weights},
@@ -205,13 +217,14 @@ void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
                              {"weights for backward", expected.backward, measured.backward}};
   for (const NamedBytes& row : rows) {
     if (row.expected > 0 || row.measured > 0)
-      claim_bytes(report, fmt::format("sent in a step by all ranks: {}", row.name), row.expected, row.measured);
+      claim_bytes(report, fmt::format("{}sent in a step by all ranks: {}", axis, row.name), row.expected, row.measured);
   }
   std::int64_t everything = 0;  // under whatever phase
   for (const TrafficRow& row : report.traffic)
-    if (row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
-  claim_bytes(report, "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
-  if (l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;
+    if (is_data_parallel(row) && row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
+  claim_bytes(report, axis + "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
+  const Layout& l = layouts.front();
+  if (layouts.size() > 1 || l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;
   // In units of Psi (N-1)/N bytes for each rank, padding included in Psi.
   const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ranks - 1));
   report.claims.push_back(make_claim("sent in a step by a rank, in units of all parameters x (N-1)/N",
@@ -221,12 +234,16 @@ void claim_traffic(Report& report, const Layout& l, const StrategyOptions& s) {
 
 }  // namespace
 
-void claim_costs(Report& report, const Layout& l, const StrategyOptions& s) {
+void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
   // What NCCL sends is not counted, but taken from the same formulas.
-  if (!report.loss.empty() && transport_counts_wire()) claim_traffic(report, l, s);
+  const int parts = static_cast<int>(layouts.size());
+  const bool alone = parts > 1 && layouts.front().ranks == 1;
+  if (!report.loss.empty() && transport_counts_wire() && !alone) claim_traffic(report, layouts, s);
+  const int ranks = layouts.front().ranks * parts;
   std::int64_t others = 0;
-  for (int rank = 0; rank < l.ranks; ++rank) {
-    for (const NamedBytes& row : compare(expected_memory(l, s, rank % l.shard), measured_memory(report, rank))) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Layout& l = layouts[static_cast<std::size_t>(rank % parts)];
+    for (const NamedBytes& row : compare(expected_memory(l, s, rank / parts % l.shard), measured_memory(report, rank))) {
       if (rank > 0) {
         others += row.expected == row.measured ? 0 : 1;
       } else if (row.expected > 0 || row.measured > 0) {
@@ -234,7 +251,7 @@ void claim_costs(Report& report, const Layout& l, const StrategyOptions& s) {
       }
     }
   }
-  if (l.ranks > 1)
+  if (ranks > 1)
     report.claims.push_back(make_claim("memory of the other ranks: categories that differ from the formulas", 0,
                                        static_cast<double>(others), 0, ""));
 }

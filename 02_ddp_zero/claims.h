@@ -23,10 +23,18 @@ struct Layout {
 [[nodiscard]] Layout layout_of(const Options& options, const GptConfig& model, const StrategyOptions& strategy, int ranks,
                                int shard);
 
+// Of a model that is cut already: that of the ranks which hold these parts.
+[[nodiscard]] Layout layout_of(const Options& options, const Gpt& gpt, const StrategyOptions& strategy, int ranks, int shard);
+
 // Bytes that all ranks together send in one step, by phase.
 struct StepTraffic {
   std::int64_t gradients = 0, between_replicas = 0, weights = 0, forward = 0, backward = 0;
   [[nodiscard]] std::int64_t total() const { return gradients + between_replicas + weights + forward + backward; }
+  StepTraffic& operator+=(const StepTraffic& o) {
+    gradients += o.gradients, between_replicas += o.between_replicas, weights += o.weights;
+    forward += o.forward, backward += o.backward;
+    return *this;
+  }
 };
 [[nodiscard]] StepTraffic expected_traffic(const Layout& layout, const StrategyOptions& strategy);
 // From the report's rows, which hold `steps` steps.
@@ -40,7 +48,8 @@ struct RankMemory {
 [[nodiscard]] RankMemory expected_memory(const Layout& layout, const StrategyOptions& strategy, int shard_rank);
 [[nodiscard]] RankMemory measured_memory(const Report& report, std::int64_t rank);
 
-// Adds the claims to the report, which has every rank's memory and the traffic.
-void claim_costs(Report& report, const Layout& layout, const StrategyOptions& strategy);
+// Adds the claims to the report, which has every rank's memory and the traffic. layouts: those of the different parts that
+// faster axes of the mesh have cut the model into, in their ranks' order; a single one if there are none.
+void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& strategy);
 
 }  // namespace ref5d::data_parallel

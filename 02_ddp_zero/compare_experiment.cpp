@@ -76,7 +76,7 @@ void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const ch
 // of the others alike, of whom N - S are elsewhere.
 void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, int shard) {
   const int ranks = e.mesh["dp"].size(), nodes = e.world.node_count();
-  if (nodes < 2 || shard * nodes != ranks || !groups_are_within_nodes(e.world, e.mesh, shard)) return;
+  if (nodes < 2 || shard * nodes != ranks || !groups_are_within_nodes(e.world, e.mesh["dp"].group().ranks, shard)) return;
   StrategyOptions s;
   s.kind = "hsdp";
   s.reduce_dtype = e.lesson.strategy.reduce_dtype;
@@ -105,7 +105,7 @@ double formula(const Experiment& e, const StrategyOptions& s, int shard) {
 }  // namespace
 
 void compare_experiment(Experiment& e) {
-  const int ranks = e.mesh["dp"].size(), shard = hsdp_shard_size(e.lesson, e.world, e.mesh);
+  const int ranks = e.mesh["dp"].size(), shard = hsdp_shard_size(e.lesson.shard_size, e.world, e.mesh);
   std::map<std::string, Row> rows;
   std::map<std::string, double> formulas;
   std::vector<std::vector<std::string>> table{{"strategy", "sent per rank and step", "x (N-1)/N Psi", "between nodes", "calls",

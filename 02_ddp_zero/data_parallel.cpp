@@ -74,7 +74,9 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split("dp", shard_size);
   auto dp = std::make_shared<DataParallel>(
       DataParallel{replicas, *shard, replicate, options.storage, strategy, options.micro_batch, nullptr});
-  options.cut = [dp](Gpt& gpt) {
+  // After whatever else is applied to the model: a strategy shards what that leaves.
+  options.cut = [dp, before = options.cut](Gpt& gpt) {
+    if (before) before(gpt);
     dp->strategy = make_strategy({gpt, device().compute(), dp->shard, dp->replicate, dp->storage, dp->options});
   };
   options.shard = [dp](Parameter& p) { dp->strategy->shard(p); };
@@ -88,11 +90,20 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
     const double factor = 1 + (dp->storage.dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-20);  // more than rounding
     for (const Parameter* p : gpt.parameters()) scale(ctx.stream, p->weight, factor);
   };
-  options.optimizer.reduce_partials = [dp](Stream& stream, const std::vector<OptimizerState>&, const Tensor& partials) {
+  options.optimizer.reduce_partials = [dp, before = options.optimizer.reduce_partials](
+                                          Stream& stream, const std::vector<OptimizerState>& states, const Tensor& partials) {
+    if (before) before(stream, states, partials);
     dp->reduce_partials(stream, partials);
   };
   options.gather = gather_parts(mesh.everyone());
-  options.gather_rows = [&replicas](const HostTensor& mine) { return gather_rows(replicas.group(), mine); };
+  const std::int64_t rows = options.global_batch / replicas.size() * options.model.seq, begin = replicas.rank() * rows;
+  options.activation_part = [begin, rows, before = options.activation_part](const std::string& name, ActivationPart& part) {
+    if (before) before(name, part);
+    part.rows = {{begin, begin + rows}};
+  };
+  options.gather_activation = [everyone = mesh.everyone()](const HostTensor& mine, const ActivationPart& part) {
+    return gather_activation(everyone, mine, part);
+  };
 }
 
 }  // namespace ref5d::data_parallel

@@ -2,49 +2,39 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "02_ddp_zero/claims.h"
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/replicas.h"
-#include "common/app/baseline.h"
-#include "common/app/output.h"
-#include "common/app/parallel_program.h"
-#include "common/app/program.h"
+#include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
-#include "common/train/baselines.h"
-#include "common/train/checkpoint.h"
 #include "common/train/host_memory.h"
-#include "common/verify/run_checks.h"
+#include "common/train/replicas.h"
 
 namespace ref5d::data_parallel {
 
-bool groups_are_within_nodes(const World& world, const Mesh& mesh, int size) {
-  const std::vector<int>& ranks = mesh.everyone().ranks;
+bool groups_are_within_nodes(const World& world, const std::vector<int>& ranks, int size) {
   for (std::size_t i = 0; i < ranks.size(); ++i)
     if (world.node(ranks[i]) != world.node(ranks[i - i % static_cast<std::size_t>(size)])) return false;
   return true;
 }
 
-int hsdp_shard_size(const Lesson& lesson, World& world, const Mesh& mesh) {
+int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh) {
   const int ranks = static_cast<int>(mesh.size("dp"));
-  if (lesson.shard_size > 0) {
-    if (ranks % lesson.shard_size == 0) return static_cast<int>(lesson.shard_size);
-    throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", lesson.shard_size, ranks));
+  if (asked_for > 0) {
+    if (ranks % asked_for == 0) return static_cast<int>(asked_for);
+    throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", asked_for, ranks));
   }
   const int nodes = world.node_count();
-  if (nodes > 1 && ranks % nodes == 0 && groups_are_within_nodes(world, mesh, ranks / nodes)) return ranks / nodes;
+  const std::vector<int>& replicas = mesh["dp"].group().ranks;
+  if (nodes > 1 && ranks % nodes == 0 && groups_are_within_nodes(world, replicas, ranks / nodes)) return ranks / nodes;
   for (int prime = 2; prime <= ranks; ++prime)
     if (ranks % prime == 0) return ranks / prime;
   return 1;
 }
 
-namespace {
-
-// Ranks on one machine share its memory. Beyond it the system would end processes without a word.
 void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
                   const World& world) {
   if (Device::mode() == "cuda") return;
@@ -59,6 +49,8 @@ void check_memory(const Options& options, const GptConfig& model, const Layout& 
                   "fewer ranks, or a --strategy that shards more",
                   world.local_size(), needed / 0x1p30, memory / 0x1p30));
 }
+
+namespace {
 
 void describe(ValueList& config, const StrategyOptions& s, int ranks, int shard_size) {
   set_value(config, "ranks", std::int64_t{ranks});
@@ -76,37 +68,6 @@ void describe(ValueList& config, const StrategyOptions& s, int ranks, int shard_
 
 std::string counted(std::int64_t n, const char* what) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : std::string_view(what).ends_with("h") ? "es" : "s");
-}
-
-struct ParallelRun {
-  RunRecord record;
-  std::int64_t unequal_steps = 0;  // after which ranks of this one's group that hold the same weights did not
-  TrafficLedger traffic;           // of the steps
-  std::string sample;
-};
-
-ParallelRun train(const Options& options, const TrainerOptions& settings, const Dataset& data, std::int64_t compared,
-                  const Group& holders, World& world) {
-  Trainer trainer(settings, data);
-  if (!options.resume.empty()) resume(trainer, options.resume);
-  RunOutputs outputs(trainer, data, options, settings.global_batch, world.is_root());
-  outputs.gather_spans = [&](const std::vector<TraceSpan>& mine) { return gather_spans(world, mine); };
-  const StepPrinter printer(options.steps, options.quiet || !world.is_root());
-  ParallelRun run;
-  run.record = record_run(trainer, options.steps, compared, [&](std::int64_t step, const StepResult& r) {
-    outputs.after_step(step, r);
-    printer.step(step, r);
-    if (step >= compared || holders.size() == 1) return;
-    std::vector<Tensor> weights;
-    for (const Parameter* p : trainer.gpt().parameters()) weights.push_back(p->weight);
-    if (!equal_on_all(holders, weights, trainer.stream())) ++run.unequal_steps;
-  });
-  world.order().finish(world.everyone());
-  device().synchronize();
-  run.traffic = world.traffic();
-  outputs.finish(run.record);
-  run.sample = outputs.sample();
-  return run;
 }
 
 // Parameters, gradients and moments are cut; what the micro-batch computes is not.
@@ -134,7 +95,7 @@ void print_head(const Options& options, const Lesson& lesson, const GptConfig& m
 Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
   const GptConfig model = model_config(options);
   const Dataset data(dataset_options(options, model));
-  const int ranks = mesh["dp"].size(), shard_size = hsdp_shard_size(lesson, world, mesh);
+  const int ranks = mesh["dp"].size(), shard_size = hsdp_shard_size(lesson.shard_size, world, mesh);
   TrainerOptions settings = trainer_options(options, model, ranks);
   const TrainerOptions single = settings;
   StrategyOptions strategy = lesson.strategy;
@@ -145,35 +106,19 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   apply(settings, mesh, strategy, shard_size);
   if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, ranks, shard_size);
 
-  Baselines baselines;
-  const std::int64_t compared = !options.verify ? 0 : std::stoll(on_root(world, [&] {
-    baselines =
-        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
-                      [&](Dtype dtype, std::int64_t steps) { return train_baseline(options, single, data, dtype, steps); });
-    if (!baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", baselines.why_fewer);
-    return std::to_string(baselines.steps);
-  }));
-  world.traffic().reset();
   const Group holders = holders_of_the_same(mesh, strategy, shard_size);
-  const ParallelRun run = train(options, settings, data, compared, holders, world);
-
-  Verdict verdict;
-  const std::vector<Bytes> unequal = gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(run.unequal_steps)));
-  if (options.verify && world.is_root()) {
-    const bool fp64 = options.dtype == Dtype::kFp64;
-    check_run(verdict, options.dtype, run.record.values, baselines.truth.values, fp64 ? nullptr : &baselines.own.values);
-    double most = 0;
-    for (const Bytes& of_rank : unequal) most = std::max(most, to_number(of_rank));
-    if (holders.size() > 1) verdict.add("replicas/steps after which their weights differ", "number", most, 0);
-    claim_activations(verdict, run.record, fp64 ? baselines.truth : baselines.own, options, ranks);
-  }
-  Report report = new_report("02_ddp_zero", options, model);
-  report.baseline_loss = baselines.truth.values.losses;
-  report.sample = run.sample;
+  const auto agree = [&](Trainer& trainer) {
+    std::vector<Tensor> weights;
+    for (const Parameter* p : trainer.gpt().parameters()) weights.push_back(p->weight);
+    return equal_on_all(holders, weights, trainer.stream());
+  };
+  const LayoutRun run =
+      run_layout(options, single, settings, data, world, mesh, holders.size() > 1 ? agree : std::function<bool(Trainer&)>());
+  Verdict verdict = compare_with_baseline(options, run, world);
+  if (options.verify && world.is_root()) claim_activations(verdict, run.record, run.baseline(), options, ranks);
+  Report report = report_layout("02_ddp_zero", options, model, run, verdict, world, mesh);
   describe(report.config, strategy, ranks, shard_size);
-  fill_report(report, options, model, run.record, verdict);
-  gather_report(report, world, mesh, run.traffic);
-  if (world.is_root()) claim_costs(report, layout, strategy);
+  if (world.is_root()) claim_costs(report, {layout}, strategy);
   return report;
 }
 

@@ -10,7 +10,11 @@ GradientBuckets::GradientBuckets(const Setup& setup, Result result) : setup_(set
   if (result == Result::kOwnShard) buckets_.cut(setup.shard.rank());
   flat_.resize(buckets_.size());
   missing_.resize(buckets_.size());
-  for (Parameter* p : setup.gpt.parameters()) p->on_final = [this](Parameter& q, Stream& stream) { became_final(q, stream); };
+  for (Parameter* p : setup.gpt.parameters())
+    p->on_final.emplace_back([this](Parameter& q, Stream& stream) {
+      became_final(q, stream);
+      return &comm_;
+    });
 }
 
 // The gradient becomes a view of its bucket, so that nothing is copied before it is sent.

@@ -11,7 +11,11 @@ GradientShards::GradientShards(const Setup& setup) : setup_(setup) {
   sums_.resize(units_.size());
   whole_.resize(units_.size());
   missing_.resize(units_.size());
-  for (Parameter* p : setup.gpt.parameters()) p->on_final = [this](Parameter& q, Stream& stream) { became_final(q, stream); };
+  for (Parameter* p : setup.gpt.parameters())
+    p->on_final.emplace_back([this](Parameter& q, Stream& stream) {
+      became_final(q, stream);
+      return &comm_;
+    });
 }
 
 bool GradientShards::fused() const {

@@ -8,7 +8,6 @@
 #include "02_ddp_zero/measure.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
-#include "common/io/trace.h"
 #include "common/verify/table.h"
 
 namespace ref5d::data_parallel {
@@ -30,20 +29,6 @@ constexpr Variant kVariants[] = {{"naive", "naive", true},
                                  {"zero3, no prefetch", "zero3", false},
                                  {"zero3", "zero3", true},
                                  {"hsdp", "hsdp", true}};
-
-void write_virtual_trace(const std::string& path, const Measured& m, const VirtualRun& run) {
-  std::vector<TraceSpan> spans;
-  for (const VirtualSpan& s : run.spans) {
-    spans.push_back({0,
-                     m.streams[static_cast<std::size_t>(s.stream)],
-                     s.name,
-                     s.start_us,
-                     s.duration_us,
-                     s.communication ? "communication" : "compute",
-                     {}});
-  }
-  write_trace(path, spans);
-}
 
 void claim_less(Experiment& e, const std::map<std::string, VirtualRun>& runs, const char* a, const char* b) {
   e.report.claims.push_back(make_claim(fmt::format("exposed in virtual time: less with {} than with {}", a, b), 1,
@@ -73,7 +58,7 @@ void overlap_experiment(Experiment& e) {
     s.prefetch = v.prefetch;
     s.bucket_bytes = e.lesson.strategy.bucket_bytes;
     s.reduce_dtype = e.lesson.strategy.reduce_dtype;
-    const Measured m = measure(e.options, s, hsdp_shard_size(e.lesson, e.world, e.mesh), 7, e.world, e.mesh);
+    const Measured m = measure(e.options, s, hsdp_shard_size(e.lesson.shard_size, e.world, e.mesh), 7, e.world, e.mesh);
     const VirtualRun run = replay(m.timeline, link);
     runs[v.name] = run;
     const double share = run.communication_us > 0 ? run.exposed_us() / run.communication_us : 0;

@@ -40,7 +40,13 @@ namespace {
 // All-reduces every gradient once backward is over: nothing computes meanwhile, and each tensor pays a collective's fixed cost.
 class NaiveGradients : public Gradients {
  public:
-  explicit NaiveGradients(const Setup& setup) : setup_(setup) {}
+  explicit NaiveGradients(const Setup& setup) : setup_(setup) {
+    for (Parameter* p : setup.gpt.parameters())
+      p->on_final.emplace_back([this](Parameter&, Stream& stream) {
+        order(stream, setup_.compute);
+        return &setup_.compute;
+      });
+  }
   void begin_step(std::int64_t micro_batches) override {
     for (Parameter* p : setup_.gpt.parameters()) p->begin_step(setup_.compute, micro_batches);
   }

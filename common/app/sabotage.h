@@ -17,7 +17,9 @@ template <typename Field, typename T>
 void prefer(Options& o, const CommandLine& line, const char* flag, Field& option, const T& value) {
   if (line.given(flag) || option == value) return;
   option = value;
-  if constexpr (std::is_same_v<T, Dtype>) {
+  if constexpr (std::is_same_v<T, bool>) {
+    o.sabotage_flags += fmt::format(" {}{}", value ? "--" : "--no-", flag + 2);
+  } else if constexpr (std::is_same_v<T, Dtype>) {
     o.sabotage_flags += fmt::format(" {} {}", flag, dtype_name(value));
   } else {
     o.sabotage_flags += fmt::format(" {} {}", flag, value);

@@ -85,11 +85,11 @@ DatasetOptions dataset_options(const Options& o, const GptConfig& model) {
   return {o.data, o.documents, model.seq, model.vocab, static_cast<std::uint64_t>(o.seed)};
 }
 
-TrainerOptions trainer_options(const Options& o, const GptConfig& model, std::int64_t replicas) {
+TrainerOptions trainer_options(const Options& o, const GptConfig& model, std::int64_t replicas, std::int64_t ranks) {
   check_gemm(o);
   check_batch(o, model, replicas);
-  // What replicas hold of a model the lesson knows; the baseline holds all of it.
-  if (Device::mode() != "cuda" && (replicas == 1 || o.verify)) check_memory(o, model, replicas > 1);
+  // What the ranks hold of a model the lesson knows; the baseline holds all of it.
+  if (Device::mode() != "cuda" && (ranks == 1 || o.verify)) check_memory(o, model, ranks > 1);
   TrainerOptions t;
   t.model = model;
   t.storage.dtype = o.dtype;

@@ -10,8 +10,9 @@ namespace ref5d {
 
 namespace {
 
-// Tags: a bit for each axis, above them what part of a split axis it is, and of which split.
-constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96;
+// Tags: a bit for each axis, above them what part of a split axis it is, and of which split. Those of stretches begin above the
+// reserved ones.
+constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96, kStretchTags = 2048;
 
 unsigned axes_of(const std::string& names) {
   if (names == "world") return (1U << kAxes.size()) - 1;
@@ -96,6 +97,23 @@ std::pair<Communicator*, Communicator*> Mesh::split(const std::string& names, in
     return c.get();
   };
   return {make("/inner", near, kInnerTag), make("/outer", far, kOuterTag)};
+}
+
+Communicator& Mesh::stretch(const std::string& names, int begin, int end) {
+  const unsigned axes = axes_of(names);
+  const std::vector<int> all = ranks_along(axes);
+  const int size = static_cast<int>(all.size()), me = make_group(all, 0).rank;
+  if (begin < 0 || end > size || me < begin || me >= end)
+    throw std::logic_error("places " + std::to_string(begin) + " to " + std::to_string(end - 1) + " of the " +
+                           std::to_string(size) + " along " + names + ", from place " + std::to_string(me));
+  const std::string name = names + "[" + std::to_string(begin) + "-" + std::to_string(end - 1) + "]";
+  std::unique_ptr<Communicator>& c = split_communicators_[name];
+  if (!c) {
+    // No two stretches have one tag, since two ranks may be in several together.
+    const int tag = kStretchTags + (begin * (size + 1) + end) * (1 << kAxes.size()) + static_cast<int>(axes);
+    c = std::make_unique<Communicator>(name, make_group({all.begin() + begin, all.begin() + end}, tag));
+  }
+  return *c;
 }
 
 std::int64_t Mesh::size(const std::string& axis) const {

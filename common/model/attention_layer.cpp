@@ -8,43 +8,46 @@
 namespace ref5d {
 
 namespace {
-AttentionShape shape_of(const Context& ctx, const Tensor& q, const Tensor& k, std::int64_t head_dim) {
-  const std::int64_t batch = ctx.batch->batch;
+AttentionShape shape_of(const Context& ctx, const Tensor& q, const Tensor& k, const HeadMap& heads) {
+  const std::int64_t batch = ctx.batch->batch, head_dim = heads.head_dim;
   return {batch,
           q.dim(0) / batch,
           k.dim(0) / batch,
           q.dim(1) / head_dim,
           k.dim(1) / head_dim,
           head_dim,
-          1.0 / std::sqrt(static_cast<double>(head_dim))};
+          1.0 / std::sqrt(static_cast<double>(head_dim)),
+          heads.group,
+          heads.offset};
 }
 }  // namespace
 
-Tensor LocalAttention::forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+Tensor LocalAttention::forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const HeadMap& heads,
                                Saved& saved) {
-  const AttentionShape shape = shape_of(ctx, q, k, head_dim);
+  const AttentionShape shape = shape_of(ctx, q, k, heads);
   Tensor o = ctx.activation({q.dim(0), q.dim(1)});
   const Tensor lse = ctx.statistic({shape.batch, shape.heads, shape.q_len});
   attention_forward(ctx.stream, ctx.attention, shape, ctx.batch->attention, o, lse, q, k, v);
-  device().flops().add(FlopsKind::kAttention, attention_forward_flops(ctx.batch->visible_pairs, shape.heads, head_dim));
+  device().flops().add(FlopsKind::kAttention, attention_forward_flops(ctx.batch->visible_pairs, shape.heads, shape.head_dim));
   for (const auto& [tag, tensor] : {std::pair{"core.q", q}, {"core.k", k}, {"core.v", v}, {"core.o", o}, {"core.lse", lse}})
     saved.push(tag, tensor);
   return o;
 }
 
 void LocalAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                              std::int64_t head_dim, Saved& saved) {
+                              const HeadMap& heads, Saved& saved) {
   const Tensor lse = saved.pop("core.lse"), o = saved.pop("core.o");
   const Tensor v = saved.pop("core.v"), k = saved.pop("core.k"), q = saved.pop("core.q");
-  const AttentionShape shape = shape_of(ctx, q, k, head_dim);
+  const AttentionShape shape = shape_of(ctx, q, k, heads);
   const Tensor delta = ctx.statistic({shape.batch, shape.heads, shape.q_len});
   attention_delta(ctx.stream, shape, delta, dout, o);
   attention_backward(ctx.stream, ctx.attention, shape, ctx.batch->attention, dq, dk, dv, dout, q, k, v, lse, delta, false);
-  device().flops().add(FlopsKind::kAttention, attention_backward_flops(ctx.batch->visible_pairs, shape.heads, head_dim));
+  device().flops().add(FlopsKind::kAttention, attention_backward_flops(ctx.batch->visible_pairs, shape.heads, shape.head_dim));
 }
 
-AttentionLayer::AttentionLayer(const GptConfig& c, std::int64_t layer) : layer_(layer), head_dim_(c.head_dim()) {
-  const std::int64_t q_size = c.heads * head_dim_, kv_size = c.kv_heads * head_dim_;
+AttentionLayer::AttentionLayer(const GptConfig& c, std::int64_t layer)
+    : heads{c.head_dim(), c.heads / c.kv_heads}, layer_(layer) {
+  const std::int64_t head_dim = c.head_dim(), q_size = c.heads * head_dim, kv_size = c.kv_heads * head_dim;
   const double out_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
   if (c.family == Family::kGpt2) {
     const std::string name = "transformer.h." + std::to_string(layer) + ".attn.";
@@ -57,26 +60,26 @@ AttentionLayer::AttentionLayer(const GptConfig& c, std::int64_t layer) : layer_(
     v = std::make_unique<Linear>(name + "v_proj", c.hidden, kv_size, c.biases, false, c.init_std);
     out = std::make_unique<Linear>(name + "o_proj", q_size, c.hidden, c.biases, false, out_std);
     if (c.qk_norm) {
-      q_norm = std::make_unique<Norm>(name + "q_norm", head_dim_, NormKind::kRms, c.norm_eps);
-      k_norm = std::make_unique<Norm>(name + "k_norm", head_dim_, NormKind::kRms, c.norm_eps);
+      q_norm = std::make_unique<Norm>(name + "q_norm", head_dim, NormKind::kRms, c.norm_eps);
+      k_norm = std::make_unique<Norm>(name + "k_norm", head_dim, NormKind::kRms, c.norm_eps);
     }
   }
 }
 
 AttentionLayer::Qkv AttentionLayer::split(const Tensor& packed) const {
-  const std::int64_t q_size = local_heads() * head_dim_, kv_size = local_kv_heads() * head_dim_;
+  const std::int64_t q_size = local_heads() * heads.head_dim, kv_size = local_kv_heads() * heads.head_dim;
   return {packed.columns(0, q_size), packed.columns(q_size, q_size + kv_size),
           packed.columns(q_size + kv_size, q_size + 2 * kv_size)};
 }
 
 // The norm sees each head of each token as a row.
 Tensor AttentionLayer::normed_heads(Context& ctx, const Norm& norm, const Tensor& x, Saved& saved) const {
-  return norm.forward(ctx, x.view({x.numel() / head_dim_, head_dim_}), saved).view(x.shape());
+  return norm.forward(ctx, x.view({x.numel() / heads.head_dim, heads.head_dim}), saved).view(x.shape());
 }
 
 Tensor AttentionLayer::normed_heads_backward(Context& ctx, const Norm& norm, const Tensor& dy, Saved& saved) const {
   Tensor dx = ctx.activation(dy.shape());
-  const Shape rows{dy.numel() / head_dim_, head_dim_};
+  const Shape rows{dy.numel() / heads.head_dim, heads.head_dim};
   norm.backward(ctx, dx.view(rows), dy.view(rows), saved, false);
   return dx;
 }
@@ -94,7 +97,7 @@ Tensor AttentionLayer::attend(Context& ctx, const Tensor& x, Saved& saved) {
     rope(ctx.stream, t.k, ctx.batch->rope, local_kv_heads(), false);
   }
   for (const auto& [name, tensor] : {std::pair{"q", t.q}, {"k", t.k}, {"v", t.v}}) ctx.see_sub("sub", layer_, name, tensor);
-  Tensor o = core->forward(ctx, t.q, t.k, t.v, head_dim_, saved);
+  Tensor o = core->forward(ctx, t.q, t.k, t.v, heads, saved);
   ctx.see_sub("sub", layer_, "attn", o);
   return o;
 }
@@ -118,11 +121,11 @@ Tensor AttentionLayer::project_backward(Context& ctx, const Tensor& dy, const Te
 }
 
 Tensor AttentionLayer::attend_backward(Context& ctx, const Tensor& dout, Saved& saved) {
-  const std::int64_t tokens = dout.dim(0), q_size = local_heads() * head_dim_, kv_size = local_kv_heads() * head_dim_;
+  const std::int64_t tokens = dout.dim(0), q_size = local_heads() * heads.head_dim, kv_size = local_kv_heads() * heads.head_dim;
   const Tensor packed = qkv ? ctx.activation({tokens, q_size + 2 * kv_size}) : Tensor();
   Qkv d = qkv ? split(packed)
               : Qkv{ctx.activation({tokens, q_size}), ctx.activation({tokens, kv_size}), ctx.activation({tokens, kv_size})};
-  core->backward(ctx, d.q, d.k, d.v, dout, head_dim_, saved);
+  core->backward(ctx, d.q, d.k, d.v, dout, heads, saved);
   for (const auto& [name, tensor] : {std::pair{"v", d.v}, {"k", d.k}, {"q", d.q}})
     ctx.see_sub("sub_grad", layer_, name, tensor);
   if (ctx.batch->rope.cos) {

@@ -9,23 +9,30 @@
 
 namespace ref5d {
 
+// The heads that are here: query head h uses kv head (h + offset) / group. Offset is 0 unless the first kv head's group begins
+// with query heads that are elsewhere.
+struct HeadMap {
+  std::int64_t head_dim, group;
+  std::int64_t offset = 0;
+};
+
 // What happens between q, k, v and the output: a seam. Context parallelism swaps in a ring.
 // q, o [T, N*D]; k, v [T, K*D]; N and K are the heads that are here.
 class AttentionCore {
  public:
   virtual ~AttentionCore() = default;
-  [[nodiscard]] virtual Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+  [[nodiscard]] virtual Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const HeadMap& heads,
                                        Saved& saved) = 0;
   virtual void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                        std::int64_t head_dim, Saved& saved) = 0;
+                        const HeadMap& heads, Saved& saved) = 0;
 };
 
 // All tokens are here.
 class LocalAttention : public AttentionCore {
  public:
-  [[nodiscard]] Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t head_dim,
+  [[nodiscard]] Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const HeadMap& heads,
                                Saved& saved) override;
-  void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, std::int64_t head_dim,
+  void backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const HeadMap& heads,
                 Saved& saved) override;
 };
 
@@ -49,13 +56,14 @@ class AttentionLayer {
   std::unique_ptr<Norm> q_norm, k_norm;  // over the head dim; null without qk_norm
   std::unique_ptr<AttentionCore> core = std::make_unique<LocalAttention>();
   std::unique_ptr<Region> region = std::make_unique<Region>();
+  HeadMap heads;
 
   // Heads that are here, from the projections' local sizes.
-  [[nodiscard]] std::int64_t local_heads() const { return out->in() / head_dim_; }
+  [[nodiscard]] std::int64_t local_heads() const { return out->in() / heads.head_dim; }
   [[nodiscard]] std::int64_t local_kv_heads() const {
-    return qkv ? (qkv->out() / head_dim_ - local_heads()) / 2 : k->out() / head_dim_;
+    return qkv ? (qkv->out() / heads.head_dim - local_heads()) / 2 : k->out() / heads.head_dim;
   }
-  [[nodiscard]] std::int64_t head_dim() const { return head_dim_; }
+  [[nodiscard]] std::int64_t head_dim() const { return heads.head_dim; }
 
  private:
   struct Qkv {
@@ -65,7 +73,7 @@ class AttentionLayer {
   [[nodiscard]] Tensor normed_heads(Context& ctx, const Norm& norm, const Tensor& x, Saved& saved) const;
   [[nodiscard]] Tensor normed_heads_backward(Context& ctx, const Norm& norm, const Tensor& dy, Saved& saved) const;
 
-  std::int64_t layer_, head_dim_;
+  std::int64_t layer_;
 };
 
 }  // namespace ref5d

@@ -30,7 +30,7 @@ void embedding_dropout(const Context& ctx, const Tensor& y, const Tensor& x) {
 Tensor Embedding::forward(Context& ctx) {
   const MicroBatch& b = *ctx.batch;
   const Tensor found = ctx.activation({b.token_count(), tokens->global_shape[1]});
-  embedding_forward(ctx.stream, found, tokens->weight, b.tokens, false);
+  embedding_forward(ctx.stream, found, tokens->weight, table_rows(ctx), false);
   Tensor x = region->leave(ctx, found);
   if (positions) embedding_forward(ctx.stream, x, positions->weight, b.residual.position, true);
   if (ctx.dropout > 0) embedding_dropout(ctx, x, x);
@@ -52,7 +52,7 @@ void Embedding::backward(Context& ctx, const Tensor& dx_in) {
     };
     ctx.weight_grads->add(std::move(work), {dy});
   };
-  queue(tokens, region->leave_backward(ctx, dx), ctx.batch->tokens);
+  queue(tokens, region->leave_backward(ctx, dx), table_rows(ctx));
   if (positions) queue(positions, dx, ctx.batch->residual.position);
   ctx.weight_grads->run_ready();
 }

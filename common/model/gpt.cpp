@@ -121,7 +121,7 @@ Tensor Gpt::logits(Context& ctx) {
   }
   return hooked_forward(hooks, config_.layers + 1, [&] {
     Saved dropped;
-    return head->logits(ctx, x, dropped);
+    return head->gather_logits(ctx, head->logits(ctx, x, dropped));
   });
 }
 

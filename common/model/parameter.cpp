@@ -24,7 +24,9 @@ Parameter::Target Parameter::begin_contribution(Stream& stream, bool zeroed) {
 void Parameter::end_contribution(Stream& stream) {
   if (mode == GradientMode::kSeparate) scaled_add(stream, gradient_sum, gradient, 1.0);
   if (--pending_ < 0) throw std::logic_error(name + " got more gradient contributions than its step expects");
-  if (pending_ == 0 && on_final) on_final(*this, stream);
+  if (pending_ > 0) return;
+  Stream* final_on = &stream;
+  for (const auto& then : on_final) final_on = then(*this, *final_on);
 }
 
 Tensor held_part(const Parameter& p, const Tensor& tensor) {

@@ -63,10 +63,10 @@ class Parameter {
   [[nodiscard]] std::int64_t pending() const { return pending_; }
 
   int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
-  // Called when the last contribution of the step has been enqueued: the gradient is final on that stream, whatever other
-  // streams have still to do. Who adds to it on a stream of its own, and has another wait for that, wraps the other's function
-  // and calls it with its own stream.
-  std::function<void(Parameter&, Stream&)> on_final;
+  // Called in turn when the last contribution of the step has been enqueued. Each is told on which stream the gradient is final,
+  // whatever other streams have still to do, and returns the one on which what it adds is final: tensor parallelism sums what
+  // several ranks share, and data parallelism reduces the sum.
+  std::vector<std::function<Stream*(Parameter&, Stream&)>> on_final;
 
  private:
   std::int64_t pending_ = 0;

@@ -19,11 +19,10 @@ void DumpProbe::see(const std::string& name, const Tensor& tensor, Stream& strea
   it->second.data.insert(it->second.data.end(), host.data.begin(), host.data.end());
 }
 
-NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq,
-                                  const std::function<HostTensor(const HostTensor&)>& gather_rows) const {
+NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq, const GatherNamed& gather) const {
   NamedTensors all;
   for (const auto& [name, part] : parts_) {
-    HostTensor t = gather_rows ? gather_rows(part) : part;
+    HostTensor t = gather ? gather(name, part) : part;
     if (t.numel() == 0) continue;
     if (t.shape[0] != batch * seq) {
       throw std::logic_error("the dump of " + name + " has " + std::to_string(t.shape[0]) + " rows for " +
@@ -54,7 +53,16 @@ DumpingRun::DumpingRun(Trainer& trainer, const Dataset& data, std::int64_t globa
 
 void DumpingRun::after_first_step(const StepResult& first) {
   trainer_.context().probe = nullptr;
-  tensors_.merge(probe_.collected(batch_, seq_, trainer_.options().gather_rows));
+  const TrainerOptions& options = trainer_.options();
+  DumpProbe::GatherNamed gather;
+  if (options.gather_activation) {
+    gather = [&options](const std::string& name, const HostTensor& mine) {
+      ActivationPart part;
+      if (options.activation_part) options.activation_part(name, part);
+      return options.gather_activation(mine, part);
+    };
+  }
+  tensors_.merge(probe_.collected(batch_, seq_, gather));
   tensors_.merge(trainer_.global_gradients("grad/"));
   tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);
   tensors_["grad_norm"] = HostTensor::from_doubles({first.grad_norm}, {1}, Dtype::kFp64);

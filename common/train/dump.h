@@ -18,9 +18,9 @@ class DumpProbe : public Probe {
   explicit DumpProbe(bool sublayers) : sublayers_(sublayers) {}
   void see(const std::string& name, const Tensor& tensor, Stream& stream) override;
   [[nodiscard]] bool wants_sublayers() const override { return sublayers_; }
-  // Without those that gather_rows leaves empty.
-  [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq,
-                                       const std::function<HostTensor(const HostTensor&)>& gather_rows) const;
+  // gather(name, this rank's part) gives the whole, or an empty tensor, which is left out; none where all is here.
+  using GatherNamed = std::function<HostTensor(const std::string& name, const HostTensor& mine)>;
+  [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq, const GatherNamed& gather) const;
 
  private:
   bool sublayers_;

@@ -1,73 +1,154 @@
 #include "common/train/gather_parts.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ref5d {
 
 namespace {
 
-// A placement as whole numbers: the dim, the flat range, then the segments.
-Bytes pack(const Placement& p, const HostTensor& part) {
-  std::vector<std::int64_t> head{p.dim, p.flat_begin, p.flat_end, static_cast<std::int64_t>(p.segments.size())};
-  for (const Segment& s : p.segments) head.insert(head.end(), {s.begin, s.end});
-  const auto* begin = reinterpret_cast<const std::byte*>(head.data());
-  Bytes bytes(begin, begin + head.size() * sizeof(std::int64_t));
-  bytes.insert(bytes.end(), part.data.begin(), part.data.end());
-  return bytes;
-}
+// Whole numbers, then data.
+class Packer {
+ public:
+  void add(std::int64_t value) {
+    const auto* begin = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), begin, begin + sizeof(value));
+  }
+  void add(const std::vector<Segment>& segments) {
+    add(static_cast<std::int64_t>(segments.size()));
+    for (const Segment& s : segments) {
+      add(s.begin);
+      add(s.end);
+    }
+  }
+  [[nodiscard]] Bytes with(const Bytes& data) {
+    bytes_.insert(bytes_.end(), data.begin(), data.end());
+    return std::move(bytes_);
+  }
 
-struct Part {
-  Placement placement;
-  Bytes data;
+ private:
+  Bytes bytes_;
 };
 
-Part unpack(const Bytes& bytes) {
-  std::size_t at = 0;
-  const auto next = [&] {
+class Unpacker {
+ public:
+  explicit Unpacker(const Bytes& bytes) : bytes_(bytes) {}
+  [[nodiscard]] std::int64_t number() {
     std::int64_t value = 0;
-    std::memcpy(&value, bytes.data() + at, sizeof(value));
-    at += sizeof(value);
+    std::memcpy(&value, bytes_.data() + at_, sizeof(value));
+    at_ += sizeof(value);
     return value;
-  };
-  Part part;
-  part.placement.dim = static_cast<int>(next());
-  part.placement.flat_begin = next();
-  part.placement.flat_end = next();
-  part.placement.segments.resize(static_cast<std::size_t>(next()));
-  for (Segment& s : part.placement.segments) {
-    s.begin = next();
-    s.end = next();
   }
-  part.data.assign(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end());
-  return part;
+  [[nodiscard]] std::vector<Segment> segments() {
+    std::vector<Segment> all(static_cast<std::size_t>(number()));
+    for (Segment& s : all) {
+      s.begin = number();
+      s.end = number();
+    }
+    return all;
+  }
+  [[nodiscard]] Bytes rest() const { return {bytes_.begin() + static_cast<std::ptrdiff_t>(at_), bytes_.end()}; }
+
+ private:
+  const Bytes& bytes_;
+  std::size_t at_ = 0;
+};
+
+Bytes pack(const Placement& p, const HostTensor& part) {
+  Packer packer;
+  packer.add(p.dim);
+  packer.add(p.flat_begin);
+  packer.add(p.flat_end);
+  packer.add(p.segments);
+  return packer.with(part.data);
 }
 
 }  // namespace
 
+std::vector<PlacedPart> gather_placed_parts(const Group& group, const Placement& placement, const HostTensor& part) {
+  std::vector<PlacedPart> parts;
+  for (const Bytes& bytes : gather_on_host(group, pack(placement, part))) {
+    Unpacker of_rank(bytes);
+    Placement its;
+    its.dim = static_cast<int>(of_rank.number());
+    its.flat_begin = of_rank.number();
+    its.flat_end = of_rank.number();
+    its.segments = of_rank.segments();
+    Bytes data = of_rank.rest();
+    const auto n = static_cast<std::int64_t>(data.size() / dtype_size(part.dtype));
+    parts.push_back({std::move(its), {part.dtype, {n}, std::move(data)}});
+  }
+  return parts;
+}
+
 Gather gather_parts(const Group& group) {
   return [group](const Parameter& p, const HostTensor& part) {
-    const std::vector<Bytes> all = gather_on_host(group, pack(p.placement, part));
+    const std::vector<PlacedPart> parts = gather_placed_parts(group, p.placement, part);
     if (group.rank != 0) return HostTensor{part.dtype, {0}, {}};
-    const std::size_t size = dtype_size(part.dtype);
-    HostTensor global{part.dtype, p.global_shape, Bytes(static_cast<std::size_t>(product(p.global_shape)) * size)};
-    for (const Bytes& bytes : all) {
-      Part one = unpack(bytes);
-      const auto n = static_cast<std::int64_t>(one.data.size() / size);
-      paste(global, {part.dtype, {n}, std::move(one.data)}, one.placement);
-    }
+    const auto elements = static_cast<std::size_t>(product(p.global_shape));
+    HostTensor global{part.dtype, p.global_shape, Bytes(elements * dtype_size(part.dtype))};
+    for (const PlacedPart& one : parts) paste(global, one.data, one.placement);
     return global;
   };
 }
 
-HostTensor gather_rows(const Group& group, const HostTensor& mine) {
-  const std::vector<Bytes> all = gather_on_host(group, mine.data);
-  HostTensor joined{mine.dtype, {0}, {}};
-  if (group.rank != 0) return joined;
-  for (const Bytes& bytes : all) joined.data.insert(joined.data.end(), bytes.begin(), bytes.end());
-  joined.shape = mine.shape;
-  const std::size_t row_bytes = mine.data.size() / static_cast<std::size_t>(mine.shape[0]);
-  joined.shape[0] = static_cast<std::int64_t>(joined.data.size() / row_bytes);
-  return joined;
+namespace {
+
+struct Part {
+  std::vector<Segment> rows, columns;
+  std::vector<double> values;
+};
+
+// Every index of the segments, in their order.
+std::vector<std::size_t> indices(const std::vector<Segment>& segments) {
+  std::vector<std::size_t> all;
+  for (const Segment& s : segments)
+    for (std::int64_t i = s.begin; i < s.end; ++i) all.push_back(static_cast<std::size_t>(i));
+  return all;
+}
+
+std::int64_t end_of(const std::vector<Segment>& segments) {
+  std::int64_t end = 0;
+  for (const Segment& s : segments) end = std::max(end, s.end);
+  return end;
+}
+
+}  // namespace
+
+HostTensor gather_activation(const Group& group, const HostTensor& mine, const ActivationPart& part) {
+  Packer packer;
+  const auto or_all = [](const std::vector<Segment>& segments, std::int64_t n) {
+    return segments.empty() ? std::vector<Segment>{{0, n}} : segments;
+  };
+  packer.add(or_all(part.rows, mine.shape[0]));
+  packer.add(or_all(part.columns, mine.numel() / std::max<std::int64_t>(mine.shape[0], 1)));
+  const std::vector<Bytes> all = gather_on_host(group, packer.with(mine.data));
+  if (group.rank != 0) return {mine.dtype, {0}, {}};
+  std::vector<Part> parts;
+  std::int64_t rows = 0, columns = 0;
+  for (const Bytes& bytes : all) {
+    Unpacker of_rank(bytes);
+    Part p{of_rank.segments(), of_rank.segments(), {}};
+    Bytes data = of_rank.rest();
+    const auto n = static_cast<std::int64_t>(data.size() / dtype_size(mine.dtype));
+    p.values = HostTensor{mine.dtype, {n}, std::move(data)}.to_doubles();
+    rows = std::max(rows, end_of(p.rows));
+    columns = std::max(columns, end_of(p.columns));
+    parts.push_back(std::move(p));
+  }
+  std::vector<double> global(static_cast<std::size_t>(rows * columns), 0.0);
+  for (const Part& p : parts) {
+    auto value = p.values.begin();
+    const std::vector<std::size_t> its_columns = indices(p.columns);
+    for (std::size_t row : indices(p.rows)) {
+      for (std::size_t column : its_columns) {
+        double& element = global[row * static_cast<std::size_t>(columns) + column];
+        element = part.partial ? element + *value : *value;
+        ++value;
+      }
+    }
+  }
+  return HostTensor::from_doubles(global, {rows, columns}, mine.dtype);
 }
 
 }  // namespace ref5d

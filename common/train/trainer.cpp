@@ -33,7 +33,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
   context_.attention = options.attention;
   context_.recompute = options.recompute;
   context_.dropout = options.model.dropout;
-  context_.dropout_seed = options.storage.seed;
+  context_.dropout_seed = options.storage.seed + options.other_dropout;
   context_.redraw_dropout = options.redraw_dropout;
   context_.fused = options.fused;
   context_.weight_grads = &weight_grads_;

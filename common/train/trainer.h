@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/train/accumulate.h"
+#include "common/train/gather_parts.h"
 #include "common/train/optimizer.h"
 #include "common/verify/run_values.h"
 
@@ -23,6 +24,7 @@ struct TrainerOptions {
   Recompute recompute = Recompute::kNone;
   bool fused = true;
   std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27)
+  std::uint64_t other_dropout = 0;   // the same: added to the seed of the masks
   std::string load;                  // weights to start from; empty: the init rule
 
   // What a layout over several ranks brings along; all empty on one device.
@@ -38,9 +40,10 @@ struct TrainerOptions {
   std::function<void(Gpt&, Context& ctx)> after_update;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;
-  // For dumps: the rows of all ranks from those of this one, in the order of the global batch; empty on ranks that do not
-  // write.
-  std::function<HostTensor(const HostTensor&)> gather_rows;
+  // For dumps: narrows `part`, which part of the activation called so this rank holds; and the whole from the ranks' parts, or
+  // an empty tensor on ranks that do not write.
+  std::function<void(const std::string& name, ActivationPart& part)> activation_part;
+  std::function<HostTensor(const HostTensor& mine, const ActivationPart& part)> gather_activation;
 };
 
 struct StepResult {

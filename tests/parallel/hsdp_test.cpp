@@ -1,5 +1,6 @@
 // HSDP's two groups, replicas that stay equal, and axes of one rank.
 #include "02_ddp_zero/replicas.h"
+#include "common/train/replicas.h"
 #include "tests/support/data_parallel_testing.h"
 
 namespace ref5d::testing {
@@ -62,7 +63,7 @@ class Replicas : public ParallelTest {
       if (s.options.kind == "naive" || s.options.kind == "ddp" || s.options.kind == "hsdp") {
         for (const OptimizerState& state : t.optimizer().states()) same.insert(same.end(), {state.m, state.v});
       }
-      if (!data_parallel::equal_on_all(data_parallel::holders_of_the_same(mesh_, s.options, s.shard_size), same, t.stream()))
+      if (!equal_on_all(data_parallel::holders_of_the_same(mesh_, s.options, s.shard_size), same, t.stream()))
         ++unequal;
     });
     return unequal;

@@ -86,10 +86,11 @@ void expect_stages_equal_the_whole(const GptConfig& c, const std::vector<Units>&
   std::size_t final_gradients = 0;
   for (Gpt& g : stages) {
     for (Parameter* p : g.parameters()) {
-      p->on_final = [&](Parameter&, Stream& on) {
+      p->on_final.emplace_back([&](Parameter&, Stream& on) {
         ++final_gradients;
         EXPECT_EQ(&on, &stream);
-      };
+        return &on;
+      });
     }
   }
   WeightGrads later;

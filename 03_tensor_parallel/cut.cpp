@@ -1,0 +1,64 @@
+#include "03_tensor_parallel/cut.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "common/device/error.h"
+
+namespace ref5d::tensor_parallel {
+
+Range share_of(std::int64_t n, int ranks, int rank) {
+  const std::int64_t each = n / ranks, larger = n % ranks;
+  const auto begin = [&](std::int64_t r) { return r * each + std::min(r, larger); };
+  return {begin(rank), begin(rank + 1)};
+}
+
+Heads heads_of(const GptConfig& c, int ranks, int rank) {
+  const std::int64_t group = c.heads / c.kv_heads;  // query heads that share a kv head
+  const auto kv_of = [&](int r) {
+    const Range query = share_of(c.heads, ranks, r);
+    return Range{query.begin / group, (query.end + group - 1) / group};
+  };
+  Heads h;
+  h.query = share_of(c.heads, ranks, rank);
+  h.kv = kv_of(rank);
+  h.offset = h.query.begin - h.kv.begin * group;
+  for (std::int64_t head = h.kv.begin; head < h.kv.end; ++head) {
+    Range holders{ranks, 0};
+    for (int r = 0; r < ranks; ++r) {
+      const Range kv = kv_of(r);
+      if (head < kv.begin || head >= kv.end) continue;
+      holders = {std::min<std::int64_t>(holders.begin, r), r + 1};
+    }
+    h.holders.push_back(holders);
+  }
+  return h;
+}
+
+std::vector<Segment> kv_segments(const Heads& heads, std::int64_t width, std::int64_t begin) {
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i < heads.holders.size(); ++i) {
+    const std::int64_t head = heads.kv.begin + static_cast<std::int64_t>(i), replicas = heads.holders[i].size();
+    const std::int64_t head_begin = begin + head * width;
+    if (!segments.empty() && segments.back().replicas == replicas) {
+      segments.back().end = head_begin + width;
+    } else {
+      segments.push_back({head_begin, head_begin + width, replicas});
+    }
+  }
+  return segments;
+}
+
+void expect_cuttable(const GptConfig& c, int ranks) {
+  const auto expect = [&](std::int64_t n, const char* what, const char* flag) {
+    if (n >= ranks) return;
+    throw InputError(fmt::format("--tp {} cannot cut {} {}: every rank needs one at least; use --tp {} or less, or {} {}",
+                                 ranks, n, what, n, flag, ranks));
+  };
+  expect(c.heads, "heads", "--heads");
+  expect(c.ffn, "columns of the MLP", "--ffn");
+  expect(c.vocab, "entries of the vocabulary", "--vocab");
+}
+
+}  // namespace ref5d::tensor_parallel

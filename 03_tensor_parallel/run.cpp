@@ -1,0 +1,134 @@
+#include "03_tensor_parallel/run.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "02_ddp_zero/data_parallel.h"
+#include "02_ddp_zero/ddp_zero.h"
+#include "02_ddp_zero/replicas.h"
+#include "03_tensor_parallel/claims.h"
+#include "03_tensor_parallel/kept_activations.h"
+#include "03_tensor_parallel/tensor_parallel.h"
+#include "common/app/layout_run.h"
+#include "common/app/sabotage.h"
+#include "common/app/settings.h"
+#include "common/train/replicas.h"
+
+namespace ref5d::tensor_parallel {
+
+namespace {
+
+int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
+  const bool hsdp = lesson.strategy.kind == "hsdp";
+  return hsdp ? data_parallel::hsdp_shard_size(lesson.shard_size, world, mesh) : mesh["dp"].size();
+}
+
+void check_memory(const Options& options, const Lesson& lesson, World& world, Mesh& mesh, int shard_size) {
+  Gpt gpt(model_config(options));
+  cut(gpt, mesh["tp"].size(), 0);
+  GptConfig part = gpt.config();
+  part.vocab = share_of(part.vocab, mesh["tp"].size(), 0).size();
+  const data_parallel::Layout layout = data_parallel::layout_of(options, gpt, lesson.strategy, mesh["dp"].size(), shard_size);
+  data_parallel::check_memory(options, part, layout, lesson.strategy, world);
+}
+
+void describe(ValueList& config, const Lesson& lesson, Mesh& mesh, int shard_size) {
+  set_value(config, "ranks", std::int64_t{mesh.everyone().size()});
+  set_value(config, "strategy", lesson.strategy.kind);
+  set_value(config, "overlap", lesson.tensor.overlap);
+  if (lesson.strategy.kind == "hsdp") set_value(config, "shard-size", std::int64_t{shard_size});
+}
+
+std::string sizes_of(std::int64_t n, int ranks) {
+  const std::int64_t most = share_of(n, ranks, 0).size(), least = share_of(n, ranks, ranks - 1).size();
+  return most == least ? fmt::format("{}", most) : fmt::format("{} or {}", most, least);
+}
+
+std::string kv_heads_of(const GptConfig& c, int ranks) {
+  std::int64_t held = 0;
+  for (int r = 0; r < ranks; ++r) held += heads_of(c, ranks, r).kv.size();
+  return held == c.kv_heads ? "" : fmt::format(" ({} copies of {})", held, c.kv_heads);
+}
+
+void print_head(const Options& o, const Lesson& lesson, const GptConfig& c, const Dataset& data, int tp, int dp) {
+  fmt::print("{}\n{} parameters, tp {} x dp {} ({}), {} micro-batch{} of {} sequences of {} for each replica, {}\n",
+             data.description(), c.parameter_count(), tp, dp, lesson.strategy.kind, o.grad_accum, o.grad_accum == 1 ? "" : "es",
+             o.micro_batch, c.seq, dtype_name(o.dtype));
+  fmt::print(
+      "a rank of the tp axis has {} of {} query heads with their kv heads{}, {} of {} columns of the MLP, {} of {} "
+      "entries of the vocabulary\n",
+      sizes_of(c.heads, tp), c.heads, kv_heads_of(c, tp), sizes_of(c.ffn, tp), c.ffn, sizes_of(c.vocab, tp), c.vocab);
+  if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
+}
+
+// Whether ranks that hold the same weights, or some of the same, hold them in the same bits. All ranks call it, and each says
+// what it knows.
+class ReplicaCheck {
+ public:
+  ReplicaCheck(Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size)
+      : everyone_(mesh.everyone()), copies_(data_parallel::holders_of_the_same(mesh, strategy, shard_size)) {}
+  [[nodiscard]] bool operator()(Trainer& trainer) const {
+    std::vector<Tensor> weights;
+    std::vector<const Parameter*> shared;  // by ranks of the tp axis
+    for (const Parameter* p : trainer.gpt().parameters()) {
+      weights.push_back(p->weight);
+      if (shared_over_tp(*p, trainer.gpt().config())) shared.push_back(p);
+    }
+    const bool copies_agree = copies_.size() == 1 || equal_on_all(copies_, weights, trainer.stream());
+    return unequal_elements(everyone_, shared, trainer.stream()) == 0 && copies_agree;
+  }
+
+ private:
+  // A kv head that others share is a matter of single ranks, so all compare all key and value weights.
+  [[nodiscard]] static bool shared_over_tp(const Parameter& p, const GptConfig& c) {
+    const bool keys_or_values = p.name.find("k_proj") != std::string::npos || p.name.find("v_proj") != std::string::npos ||
+                                p.name.find("c_attn") != std::string::npos;
+    const auto& segments = p.placement.segments;
+    const bool whole = segments.size() == 1 && segments[0].end - segments[0].begin == p.global_shape[0] && p.placement.dim == 0;
+    return whole || (keys_or_values && c.kv_heads < c.heads);
+  }
+
+  Group everyone_, copies_;
+};
+
+}  // namespace
+
+TrainerOptions layout_settings(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
+  const std::int64_t replicas = mesh["dp"].size();
+  TrainerOptions settings = trainer_options(options, model_config(options), replicas, mesh.everyone().size());
+  TensorParallelOptions tensor = lesson.tensor;
+  if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, tensor.faults, mesh["tp"].rank());
+  apply(settings, mesh, tensor);
+  data_parallel::apply(settings, mesh, lesson.strategy, shard_size_of(lesson, world, mesh));
+  return settings;
+}
+
+Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
+  const GptConfig model = model_config(options);
+  const Dataset data(dataset_options(options, model));
+  const int tp = mesh["tp"].size(), dp = mesh["dp"].size(), shard_size = shard_size_of(lesson, world, mesh);
+  expect_cuttable(model, tp);
+  check_memory(options, lesson, world, mesh, shard_size);
+  TrainerOptions settings = layout_settings(options, lesson, world, mesh);
+  ActivationMeter meter(model.layers);
+  settings.cut = [&meter, before = settings.cut](Gpt& gpt) {
+    before(gpt);
+    gpt.hooks.push_back(&meter);
+  };
+  if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, tp, dp);
+
+  const LayoutRun run = run_layout(options, trainer_options(options, model, dp, tp * dp), settings, data, world, mesh,
+                                   ReplicaCheck(mesh, lesson.strategy, shard_size));
+  const Verdict verdict = compare_with_baseline(options, run, world);
+  Report report = report_layout("03_tensor_parallel", options, model, run, verdict, world, mesh);
+  describe(report.config, lesson, mesh, shard_size);
+  std::vector<std::int64_t> kept;
+  for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(meter.bytes_per_layer()))))
+    kept.push_back(static_cast<std::int64_t>(to_number(of_rank)));
+  if (options.steps == 0) kept.clear();
+  if (world.is_root()) claim_costs(report, options, lesson, mesh, shard_size, kept);
+  return report;
+}
+
+}  // namespace ref5d::tensor_parallel

@@ -1,0 +1,132 @@
+#include "03_tensor_parallel/tensor_parallel.h"
+
+#include "03_tensor_parallel/parallel_linear.h"
+#include "03_tensor_parallel/region.h"
+#include "03_tensor_parallel/shared_gradients.h"
+#include "03_tensor_parallel/vocab_parallel.h"
+#include "common/comm/world.h"
+
+namespace ref5d::tensor_parallel {
+
+namespace {
+
+std::vector<Segment> segments_of(const Range& r) { return {{r.begin, r.end}}; }
+Range times(const Range& r, std::int64_t width) { return {r.begin * width, r.end * width}; }
+
+void make_column_parallel(std::unique_ptr<Linear>& linear, const std::vector<Segment>& segments) {
+  if (linear) linear = std::make_unique<ColumnParallelLinear>(*linear, segments);
+}
+
+void replicate_norm(const std::unique_ptr<Norm>& norm, int ranks) {
+  if (!norm) return;
+  replicate(*norm->weight, ranks);
+  if (norm->bias) replicate(*norm->bias, ranks);
+}
+
+// The rank's heads of a packed [q | k | v]: three stretches, and not one (pitfall P28).
+std::vector<Segment> packed_segments(const GptConfig& c, const Heads& heads) {
+  const std::int64_t d = c.head_dim();
+  std::vector<Segment> all = segments_of(times(heads.query, d));
+  for (std::int64_t begin : {c.heads * d, (c.heads + c.kv_heads) * d})
+    for (const Segment& s : kv_segments(heads, d, begin)) all.push_back(s);
+  return all;
+}
+
+void cut_attention(AttentionLayer& a, const GptConfig& c, int ranks, int rank, const Faults& faults) {
+  const Heads heads = heads_of(c, ranks, rank);
+  const std::vector<Segment> query = segments_of(times(heads.query, c.head_dim()));
+  const std::vector<Segment> one_block = segments_of(share_of((c.heads + 2 * c.kv_heads) * c.head_dim(), ranks, rank));
+  make_column_parallel(a.qkv, faults.packed_as_one_block ? one_block : packed_segments(c, heads));
+  make_column_parallel(a.q, query);
+  make_column_parallel(a.k, kv_segments(heads, c.head_dim()));
+  make_column_parallel(a.v, kv_segments(heads, c.head_dim()));
+  a.out = std::make_unique<RowParallelLinear>(*a.out, query, ranks, faults.bias_on_every_rank);
+  a.heads.offset = heads.offset;
+  replicate_norm(a.q_norm, ranks);
+  replicate_norm(a.k_norm, ranks);
+}
+
+void cut_mlp(DenseMlp& mlp, const GptConfig& c, int ranks, int rank, const Faults& faults) {
+  const std::vector<Segment> columns = segments_of(share_of(c.ffn, ranks, rank));
+  make_column_parallel(mlp.gate, columns);  // the same columns as up's: they are multiplied element by element
+  make_column_parallel(mlp.up, columns);
+  mlp.down = std::make_unique<RowParallelLinear>(*mlp.down, columns, ranks, faults.bias_on_every_rank);
+}
+
+// The mixture of experts cuts its own.
+DenseMlp* dense(const Block& block) { return dynamic_cast<DenseMlp*>(block.mlp.get()); }
+
+}  // namespace
+
+void cut(Gpt& gpt, int ranks, int rank, const Faults& faults) {
+  const GptConfig& c = gpt.config();
+  expect_cuttable(c, ranks);
+  const std::vector<Segment> entries = segments_of(share_of(c.vocab, ranks, rank));
+  gpt.embedding->tokens->placement = {.dim = 0, .segments = entries};
+  if (gpt.embedding->positions) replicate(*gpt.embedding->positions, ranks);
+  for (const auto& block : gpt.blocks) {
+    replicate_norm(block->attention_norm, ranks);
+    replicate_norm(block->mlp_norm, ranks);
+    cut_attention(*block->attention, c, ranks, rank, faults);
+    if (DenseMlp* mlp = dense(*block)) cut_mlp(*mlp, c, ranks, rank, faults);
+  }
+  replicate_norm(gpt.head->norm, ranks);
+  make_column_parallel(gpt.head->projection, entries);  // of a tied weight the same placement again
+  if (!faults.norm_counts_replicas) return;
+  for (Parameter* p : gpt.parameters())
+    for (Segment& s : p->placement.segments) s.replicas = 1;
+}
+
+void apply(Gpt& gpt, const std::shared_ptr<Axis>& axis) {
+  cut(gpt, axis->size(), axis->rank(), axis->faults());
+  gpt.embedding = std::make_unique<VocabParallelEmbedding>(std::move(*gpt.embedding), axis);
+  gpt.head = std::make_unique<VocabParallelHead>(std::move(*gpt.head), axis);
+  gpt.embedding->region = std::make_unique<TensorParallelRegion>(axis, "embedding", "embedding");
+  gpt.head->region = std::make_unique<TensorParallelRegion>(axis, "head", "head");
+  const auto region = [&] { return std::make_unique<TensorParallelRegion>(axis, "forward", "backward"); };
+  for (const auto& block : gpt.blocks) {
+    block->attention->region = region();
+    if (DenseMlp* mlp = dense(*block)) mlp->region = region();
+  }
+  sum_shared_gradients(gpt, axis);
+}
+
+namespace {
+
+// Columns of the tensors that a dump shows: cut where heads or the vocabulary are.
+void locate(const std::string& name, const GptConfig& c, const Axis& axis, ActivationPart& part) {
+  const Heads heads = heads_of(c, axis.size(), axis.rank());
+  const std::string_view what = std::string_view(name).substr(name.rfind('/') + 1);
+  if (name == "logits") part.columns = segments_of(share_of(c.vocab, axis.size(), axis.rank()));
+  if (!name.starts_with("sub")) return;
+  if (what == "q" || what == "attn") part.columns = segments_of(times(heads.query, c.head_dim()));
+  if (what != "k" && what != "v") return;
+  part.columns = segments_of(times(heads.kv, c.head_dim()));
+  part.partial = name.starts_with("sub_grad/");  // each rank has its own query heads' part of it
+}
+
+}  // namespace
+
+void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options) {
+  const auto axis = std::make_shared<Axis>(mesh, options);
+  settings.cut = [axis, before = settings.cut](Gpt& gpt) {
+    if (before) before(gpt);
+    apply(gpt, axis);
+  };
+  settings.optimizer.reduce_partials = [axis, before = settings.optimizer.reduce_partials](
+                                           Stream& stream, const std::vector<OptimizerState>& states, const Tensor& partials) {
+    if (before) before(stream, states, partials);
+    if (axis->faults().norm_of_own_part) return;
+    const TrafficLedger::Phase phase(world().traffic(), "norm");
+    order(stream, axis->stream());
+    axis->ranks().all_reduce(axis->stream(), partials);
+    order(axis->stream(), stream);
+  };
+  settings.activation_part = [axis, model = settings.model, before = settings.activation_part](const std::string& name,
+                                                                                               ActivationPart& part) {
+    if (before) before(name, part);
+    locate(name, model, *axis, part);
+  };
+}
+
+}  // namespace ref5d::tensor_parallel

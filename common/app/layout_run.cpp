@@ -1,0 +1,82 @@
+#include "common/app/layout_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/app/baseline.h"
+#include "common/app/output.h"
+#include "common/app/parallel_program.h"
+#include "common/app/program.h"
+#include "common/device/device.h"
+#include "common/train/checkpoint.h"
+#include "common/verify/run_checks.h"
+
+namespace ref5d {
+
+namespace {
+
+// Rank 0 trains it; returns how many steps are to be compared, on all ranks.
+std::int64_t train_baselines(LayoutRun& run, const Options& options, const TrainerOptions& single, const Dataset& data,
+                             World& world) {
+  if (!options.verify) return 0;
+  return std::stoll(on_root(world, [&] {
+    run.baselines =
+        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
+                      [&](Dtype dtype, std::int64_t steps) { return train_baseline(options, single, data, dtype, steps); });
+    if (!run.baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", run.baselines.why_fewer);
+    return std::to_string(run.baselines.steps);
+  }));
+}
+
+}  // namespace
+
+LayoutRun run_layout(const Options& options, const TrainerOptions& single, const TrainerOptions& settings, const Dataset& data,
+                     World& world, Mesh& mesh, const std::function<bool(Trainer&)>& replicas_agree) {
+  LayoutRun run;
+  const std::int64_t compared = train_baselines(run, options, single, data, world);
+  world.traffic().reset();
+  Trainer trainer(settings, data);
+  if (!options.resume.empty()) resume(trainer, options.resume);
+  RunOutputs outputs(trainer, data, options, settings.global_batch, world.is_root());
+  outputs.gather_spans = [&](const std::vector<TraceSpan>& mine) { return gather_spans(world, mine); };
+  const StepPrinter printer(options.steps, options.quiet || !world.is_root());
+  std::int64_t unequal_steps = 0;
+  run.record = record_run(trainer, options.steps, compared, [&](std::int64_t step, const StepResult& r) {
+    outputs.after_step(step, r);
+    printer.step(step, r);
+    if (step < compared && replicas_agree && !replicas_agree(trainer)) ++unequal_steps;
+  });
+  world.order().finish(world.everyone());
+  device().synchronize();
+  run.traffic = world.traffic();
+  outputs.finish(run.record);
+  run.sample = outputs.sample();
+  run.checks_replicas = replicas_agree != nullptr;
+  for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(unequal_steps))))
+    run.unequal_steps = std::max(run.unequal_steps, static_cast<std::int64_t>(to_number(of_rank)));
+  return run;
+}
+
+Verdict compare_with_baseline(const Options& options, const LayoutRun& run, const World& world) {
+  Verdict verdict;
+  if (!options.verify || !world.is_root()) return verdict;
+  const bool fp64 = options.dtype == Dtype::kFp64;
+  check_run(verdict, options.dtype, run.record.values, run.baselines.truth.values, fp64 ? nullptr : &run.baselines.own.values);
+  if (run.checks_replicas)
+    verdict.add("replicas/steps after which their weights differ", "number", static_cast<double>(run.unequal_steps), 0);
+  return verdict;
+}
+
+Report report_layout(const std::string& program, const Options& options, const GptConfig& model, const LayoutRun& run,
+                     const Verdict& verdict, World& world, const Mesh& mesh) {
+  Report report = new_report(program, options, model);
+  report.baseline_loss = run.baselines.truth.values.losses;
+  report.sample = run.sample;
+  report.mesh = mesh.sizes();  // among how many devices an mfu is shared
+  fill_report(report, options, model, run.record, verdict);
+  gather_report(report, world, mesh, run.traffic);
+  return report;
+}
+
+}  // namespace ref5d
