@@ -63,9 +63,9 @@ class Parameter {
   [[nodiscard]] std::int64_t pending() const { return pending_; }
 
   int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
-  // Called in turn when the last contribution of the step has been enqueued. Each is told on which stream the gradient is final,
-  // whatever other streams have still to do, and returns the one on which what it adds is final: tensor parallelism sums what
-  // several ranks share, and data parallelism reduces the sum.
+  // Called in turn when the last contribution of the step has been enqueued. Each is told on which stream the gradient is
+  // final, whatever other streams have still to do, and returns the one on which what it adds is final: tensor parallelism sums
+  // what several ranks share, and data parallelism reduces the sum.
   std::vector<std::function<Stream*(Parameter&, Stream&)>> on_final;
 
  private:

@@ -63,8 +63,7 @@ class Replicas : public ParallelTest {
       if (s.options.kind == "naive" || s.options.kind == "ddp" || s.options.kind == "hsdp") {
         for (const OptimizerState& state : t.optimizer().states()) same.insert(same.end(), {state.m, state.v});
       }
-      if (!equal_on_all(data_parallel::holders_of_the_same(mesh_, s.options, s.shard_size), same, t.stream()))
-        ++unequal;
+      if (!equal_on_all(data_parallel::holders_of_the_same(mesh_, s.options, s.shard_size), same, t.stream())) ++unequal;
     });
     return unequal;
   }
