@@ -45,9 +45,11 @@ PROGRAMS := $(addprefix $(BUILD)/,$(LESSONS) $(TOOLS) $(EMULATED))
 TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 # The parallel tests run on each of these numbers of ranks; those that train, on a few.
 COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
+CUT_MODELS := TensorParallel.*:CutLayers.*
 # Those whose waits between streams the emulator checks: every strategy and option.
-TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*
-parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(foreach n,8 16,$(1)@$(n)=$(COMMUNICATION))
+TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*
+parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS) \
+  $(1)@16=$(COMMUNICATION)
 TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),$(t)))
 
 CXX := mpicxx

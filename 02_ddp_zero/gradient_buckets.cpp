@@ -1,5 +1,7 @@
 #include "02_ddp_zero/gradient_buckets.h"
 
+#include <stdexcept>
+
 #include "common/kernels/elementwise.h"
 
 namespace ref5d::data_parallel {
@@ -10,11 +12,15 @@ GradientBuckets::GradientBuckets(const Setup& setup, Result result) : setup_(set
   if (result == Result::kOwnShard) buckets_.cut(setup.shard.rank());
   flat_.resize(buckets_.size());
   missing_.resize(buckets_.size());
-  for (Parameter* p : setup.gpt.parameters())
+  for (Parameter* p : setup.gpt.parameters()) {
+    // What other axes sum before would count again what an earlier reduction has left there.
+    if (setup.options.sync_every_micro_batch && !p->on_final.empty())
+      throw std::logic_error(p->name + " is summed over another axis, too; that cannot be reduced after every micro-batch");
     p->on_final.emplace_back([this](Parameter& q, Stream& stream) {
       became_final(q, stream);
       return &comm_;
     });
+  }
 }
 
 // The gradient becomes a view of its bucket, so that nothing is copied before it is sent.

@@ -36,6 +36,8 @@ Heads heads_of(const GptConfig& c, int ranks, int rank) {
   return h;
 }
 
+std::vector<Segment> segments_of(const Range& r, std::int64_t width) { return {{r.begin * width, r.end * width}}; }
+
 std::vector<Segment> kv_segments(const Heads& heads, std::int64_t width, std::int64_t begin) {
   std::vector<Segment> segments;
   for (std::size_t i = 0; i < heads.holders.size(); ++i) {
@@ -48,6 +50,14 @@ std::vector<Segment> kv_segments(const Heads& heads, std::int64_t width, std::in
     }
   }
   return segments;
+}
+
+std::vector<Segment> packed_segments(const GptConfig& c, const Heads& heads) {
+  const std::int64_t d = c.head_dim();
+  std::vector<Segment> all = segments_of(heads.query, d);
+  for (std::int64_t begin : {c.heads * d, (c.heads + c.kv_heads) * d})
+    for (const Segment& s : kv_segments(heads, d, begin)) all.push_back(s);
+  return all;
 }
 
 void expect_cuttable(const GptConfig& c, int ranks) {

@@ -31,9 +31,14 @@ struct Heads {
 };
 [[nodiscard]] Heads heads_of(const GptConfig& config, int ranks, int rank);
 
+// As the one segment of a dim that has `width` elements for each of what the range counts.
+[[nodiscard]] std::vector<Segment> segments_of(const Range& range, std::int64_t width = 1);
 // The kv heads as segments of a dim that has `width` elements for each, the first head's at `begin`, and how many ranks hold
 // each; neighbours that as many ranks hold are one segment.
 [[nodiscard]] std::vector<Segment> kv_segments(const Heads& heads, std::int64_t width, std::int64_t begin = 0);
+
+// The heads of a packed [q | k | v]: three stretches of its dim, and not one (pitfall P28).
+[[nodiscard]] std::vector<Segment> packed_segments(const GptConfig& config, const Heads& heads);
 
 // InputError if some rank would have nothing of what is cut: query heads, the MLP's columns, entries of the vocabulary.
 void expect_cuttable(const GptConfig& config, int ranks);

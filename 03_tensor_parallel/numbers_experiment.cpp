@@ -34,7 +34,7 @@ class Numbers {
 
   void column_parallel() {
     const Range own = share_of(2, axis_.size(), axis_.rank());
-    const ColumnParallelLinear linear(weight(), {{own.begin, own.end}});
+    const ColumnParallelLinear linear(weight(), segments_of(own));
     load(*linear.weight, kW);
     const Tensor y = linear.multiply(ctx_, tensor(kX, {4, 2}));
     compare("columns of W^T: x times a column, rank", y, kColumns);
@@ -43,7 +43,7 @@ class Numbers {
 
   void row_parallel() {
     const Range own = share_of(2, axis_.size(), axis_.rank());
-    const RowParallelLinear linear(weight(), {{own.begin, own.end}}, axis_.size());
+    const RowParallelLinear linear(weight(), segments_of(own), axis_.size());
     load(*linear.weight, kW);
     const Tensor y = linear.multiply(ctx_, own_columns(axis_, ctx_, tensor(kX, {4, 2})));
     compare("rows of W^T: a column of x times a row, rank", y, kTerms);

@@ -51,10 +51,7 @@ class Pair {
   }
   [[nodiscard]] Linear up() const { return Linear("up", sizes_.H, sizes_.F, false, false, 0.2); }
   [[nodiscard]] Linear down() const { return Linear("down", sizes_.F, sizes_.H, false, false, 0.2); }
-  [[nodiscard]] std::vector<Segment> share(std::int64_t n) const {
-    const Range own = share_of(n, axis.size(), axis.rank());
-    return {{own.begin, own.end}};
-  }
+  [[nodiscard]] std::vector<Segment> share(std::int64_t n) const { return segments_of(share_of(n, axis.size(), axis.rank())); }
   [[nodiscard]] ColumnParallelLinear column(const Linear& l, std::int64_t outputs) const {
     return ready(ColumnParallelLinear(l, share(outputs)));
   }

@@ -10,9 +10,6 @@ namespace ref5d::tensor_parallel {
 
 namespace {
 
-std::vector<Segment> segments_of(const Range& r) { return {{r.begin, r.end}}; }
-Range times(const Range& r, std::int64_t width) { return {r.begin * width, r.end * width}; }
-
 void make_column_parallel(std::unique_ptr<Linear>& linear, const std::vector<Segment>& segments) {
   if (linear) linear = std::make_unique<ColumnParallelLinear>(*linear, segments);
 }
@@ -23,18 +20,9 @@ void replicate_norm(const std::unique_ptr<Norm>& norm, int ranks) {
   if (norm->bias) replicate(*norm->bias, ranks);
 }
 
-// The rank's heads of a packed [q | k | v]: three stretches, and not one (pitfall P28).
-std::vector<Segment> packed_segments(const GptConfig& c, const Heads& heads) {
-  const std::int64_t d = c.head_dim();
-  std::vector<Segment> all = segments_of(times(heads.query, d));
-  for (std::int64_t begin : {c.heads * d, (c.heads + c.kv_heads) * d})
-    for (const Segment& s : kv_segments(heads, d, begin)) all.push_back(s);
-  return all;
-}
-
 void cut_attention(AttentionLayer& a, const GptConfig& c, int ranks, int rank, const Faults& faults) {
   const Heads heads = heads_of(c, ranks, rank);
-  const std::vector<Segment> query = segments_of(times(heads.query, c.head_dim()));
+  const std::vector<Segment> query = segments_of(heads.query, c.head_dim());
   const std::vector<Segment> one_block = segments_of(share_of((c.heads + 2 * c.kv_heads) * c.head_dim(), ranks, rank));
   make_column_parallel(a.qkv, faults.packed_as_one_block ? one_block : packed_segments(c, heads));
   make_column_parallel(a.q, query);
@@ -99,9 +87,9 @@ void locate(const std::string& name, const GptConfig& c, const Axis& axis, Activ
   const std::string_view what = std::string_view(name).substr(name.rfind('/') + 1);
   if (name == "logits") part.columns = segments_of(share_of(c.vocab, axis.size(), axis.rank()));
   if (!name.starts_with("sub")) return;
-  if (what == "q" || what == "attn") part.columns = segments_of(times(heads.query, c.head_dim()));
+  if (what == "q" || what == "attn") part.columns = segments_of(heads.query, c.head_dim());
   if (what != "k" && what != "v") return;
-  part.columns = segments_of(times(heads.kv, c.head_dim()));
+  part.columns = segments_of(heads.kv, c.head_dim());
   part.partial = name.starts_with("sub_grad/");  // each rank has its own query heads' part of it
 }
 

@@ -1,6 +1,6 @@
 // PyTorch's values, which no code of this suite produced: hidden states, logits, losses, gradients, their norm, and three AdamW
 // steps.
-#include "tests/oracle/golden.h"
+#include "tests/support/golden_testing.h"
 
 #include <gtest/gtest.h>
 
