@@ -108,6 +108,28 @@ void claim_traffic(Report& report, const Options& o, const GptConfig& c, int ran
   claim_equal(report, "tp: sent in all steps by all ranks", steps * expected_of_all, all, "bytes");
 }
 
+// What the axis sends between nodes: nothing if each of its groups of ranks is within one, everything if no two ranks of a
+// group share one. Where some do, it depends on which.
+void claim_between_nodes(Report& report, const World& world, const std::vector<int>& all, int ranks) {
+  if (world.node_count() < 2 || ranks == 1) return;
+  bool apart = true, together = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = i + 1; j < all.size() && j / static_cast<std::size_t>(ranks) == i / static_cast<std::size_t>(ranks);
+         ++j)
+      (world.node(all[i]) == world.node(all[j]) ? apart : together) = false;
+  }
+  if (!apart && !together) return;
+  std::int64_t sent = 0, between = 0;
+  for (const TrafficRow& row : report.traffic) {
+    if (!is_tensor_parallel(row)) continue;
+    sent += row.total_wire_bytes;
+    between += row.total_between_nodes_bytes;
+  }
+  claim_equal(report,
+              fmt::format("tp: sent between nodes in all steps, with the axis {}", together ? "inside of them" : "across them"),
+              together ? 0 : sent, between, "bytes");
+}
+
 void claim_activations(Report& report, const Options& o, const GptConfig& c, int ranks,
                        const std::vector<std::int64_t>& bytes_per_layer) {
   std::int64_t others = 0;
@@ -126,7 +148,7 @@ void claim_activations(Report& report, const Options& o, const GptConfig& c, int
 
 }  // namespace
 
-void claim_costs(Report& report, const Options& o, const Lesson& lesson, const Mesh& mesh, int shard_size,
+void claim_costs(Report& report, const Options& o, const Lesson& lesson, const World& world, const Mesh& mesh, int shard_size,
                  const std::vector<std::int64_t>& bytes_per_layer) {
   const GptConfig model = model_config(o);
   const int ranks = static_cast<int>(mesh.size("tp")), replicas = static_cast<int>(mesh.size("dp"));
@@ -142,7 +164,10 @@ void claim_costs(Report& report, const Options& o, const Lesson& lesson, const M
   claim_equal(report, "parameters of rank 0 of the tp axis", parameters_of_rank(model, ranks, 0), layouts[0].parameters, "",
               fmt::format("{:.3f} x of all / {}", static_cast<double>(layouts[0].parameters) / shared_out, ranks));
   claim_equal(report, "parameters: ranks of the axis that differ from the formula", 0, differing, "");
-  if (!report.loss.empty() && transport_counts_wire()) claim_traffic(report, o, model, ranks, replicas, lesson.strategy.kind);
+  if (!report.loss.empty() && transport_counts_wire()) {
+    claim_traffic(report, o, model, ranks, replicas, lesson.strategy.kind);
+    claim_between_nodes(report, world, mesh.everyone().ranks, ranks);
+  }
   if (!bytes_per_layer.empty()) claim_activations(report, o, model, ranks, bytes_per_layer);
   data_parallel::claim_costs(report, layouts, lesson.strategy);
 }

@@ -22,7 +22,7 @@ struct PhaseTraffic {
 
 // Adds the claims to the report, which has every rank's memory and the traffic. bytes_per_layer: of every rank of the mesh,
 // what a layer kept of one micro-batch; empty without steps.
-void claim_costs(Report& report, const Options& options, const Lesson& lesson, const Mesh& mesh, int shard_size,
-                 const std::vector<std::int64_t>& bytes_per_layer);
+void claim_costs(Report& report, const Options& options, const Lesson& lesson, const World& world, const Mesh& mesh,
+                 int shard_size, const std::vector<std::int64_t>& bytes_per_layer);
 
 }  // namespace ref5d::tensor_parallel

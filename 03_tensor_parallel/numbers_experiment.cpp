@@ -91,7 +91,7 @@ class Numbers {
     std::int64_t other = values.size() == expected.size() ? 0 : 1;
     for (std::size_t i = 0; i < values.size() && i < expected.size(); ++i) other += values[i] == expected[i] ? 0 : 1;
     e_.report.claims.push_back(make_claim("numbers: " + what + ": wrong ones", 0, static_cast<double>(other)));
-    if (e_.prints()) fmt::print("{:<50} [{}]\n", what, fmt::join(values, " "));
+    if (e_.prints()) fmt::print("{:<53} [{}]\n", what, fmt::join(values, " "));
   }
 
   Experiment& e_;

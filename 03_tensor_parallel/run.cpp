@@ -127,7 +127,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(meter.bytes_per_layer()))))
     kept.push_back(static_cast<std::int64_t>(to_number(of_rank)));
   if (options.steps == 0) kept.clear();
-  if (world.is_root()) claim_costs(report, options, lesson, mesh, shard_size, kept);
+  if (world.is_root()) claim_costs(report, options, lesson, world, mesh, shard_size, kept);
   return report;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
@@ -44,6 +45,34 @@ TEST(ClusterHosts, FewerBytesBetweenHostsAreFasterSteps) {
     EXPECT_TRUE(std::any_of(report.claims.begin(), report.claims.end(), between));  // the hosts were told apart
   }
   EXPECT_TRUE(faster) << out;
+}
+
+double step_ms(const Report& report) { return report.timing.at("step_ms"); }
+
+// Tensor parallelism sends activations in every layer: twice as slow and more on a link between hosts, though replicas then
+// have none between them.
+TEST(ClusterHosts, TensorParallelismBelongsInsideAHost) {
+  const TempDir dir;
+  const auto run_with = [&](const std::string& order, const std::string& claim) -> std::optional<Report> {
+    const Outcome run = on_hosts("--hosts 2 --ranks-per-host 2 --rate 200mbit " + order +
+                                 REF5D_BUILD_DIR
+                                 "/03_tensor_parallel --tp 2 --dp 2 --steps 3 --no-verify --grad-accum 4 --micro-batch 4 "
+                                 "--quiet --json " +
+                                 dir.path("r.json"));
+    if (run.exit_status == kCannot) return std::nullopt;
+    EXPECT_EQ(run.exit_status, 0) << run.description();
+    Report report = read_report(dir.path("r.json"));
+    const auto has = [&](const Claim& c) { return c.name == "tp: sent between nodes in all steps, with the axis " + claim; };
+    EXPECT_TRUE(std::any_of(report.claims.begin(), report.claims.end(), has)) << claim;
+    return report;
+  };
+  double slower = 0;
+  for (int attempt = 0; attempt < 3 && slower < 1.6; ++attempt) {
+    const auto inside = run_with("", "inside of them"), across = run_with("--round-robin ", "across them");
+    if (!inside || !across) GTEST_SKIP() << "hosts cannot be made here";
+    slower = step_ms(*across) / step_ms(*inside);
+  }
+  EXPECT_GT(slower, 1.6);
 }
 
 }  // namespace
