@@ -131,6 +131,25 @@ TEST_F(TensorParallel, P22_P23_T5_ParametersThatHeadsShare) {
   }
 }
 
+// What every rank holds gets its gradient from activations that are whole everywhere: the reference's, and the same bits on all
+// ranks without a sum. (Under sequence parallelism it will be otherwise.)
+TEST_F(TensorParallel, P21_NormAndRowBiasGradientsAreTheSameEverywhere) {
+  NEEDS_RANKS(2);
+  auto mesh = tp_slice(2);
+  if (!mesh) return;
+  const TrainerOptions o = replicated_options(variant("llama_mixed"), 1, {2, 1});
+  const Dataset data = uneven_data(o.model, 4);
+  Trainer trainer(cut_options(*mesh, o, strategy_case("ddp"), {}), data);
+  trainer.accumulate();
+  std::vector<Tensor> whole;
+  for (const Parameter* p : trainer.gpt().parameters())
+    if (p->local_numel() == product(p->global_shape)) whole.push_back(p->gradient);
+  EXPECT_EQ(whole.size(), 1u + 2 * (4 + 2) + 2);  // positions; of a layer two norms and two row-parallel biases; the last norm
+  EXPECT_TRUE(equal_on_all((*mesh)["tp"].group(), whole, trainer.stream()));
+  const NamedValues gradients = trainer.gradients();
+  if (mesh->everyone().rank == 0) expect_equal(gradients, gradients_of(o, data), 1e-11);
+}
+
 // Parameters that every rank holds count once, those that are cut on all ranks.
 TEST_F(TensorParallel, P17_P18_TheGradientNorm) {
   NEEDS_RANKS(2);
