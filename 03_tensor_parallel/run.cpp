@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <memory>
+#include <set>
 
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
@@ -62,34 +62,41 @@ void print_head(const Options& o, const Lesson& lesson, const GptConfig& c, cons
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
 }
 
+// The parameters of which some ranks of the axis hold the same elements. A rank's own placement does not say it of others.
+std::set<std::string> shared_parameters(const GptConfig& c, int ranks) {
+  std::set<std::string> names;
+  for (int r = 0; r < ranks; ++r) {
+    Gpt gpt(c);
+    cut(gpt, ranks, r);
+    for (const Parameter* p : gpt.parameters())
+      for (const Segment& s : p->placement.segments)
+        if (s.replicas > 1) names.insert(p->name);
+  }
+  return names;
+}
+
 // Whether ranks that hold the same weights, or some of the same, hold them in the same bits. All ranks call it, and each says
 // what it knows.
 class ReplicaCheck {
  public:
-  ReplicaCheck(Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size)
-      : everyone_(mesh.everyone()), copies_(data_parallel::holders_of_the_same(mesh, strategy, shard_size)) {}
+  ReplicaCheck(const GptConfig& model, Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size)
+      : everyone_(mesh.everyone()),
+        copies_(data_parallel::holders_of_the_same(mesh, strategy, shard_size)),
+        shared_(shared_parameters(model, mesh["tp"].size())) {}
   [[nodiscard]] bool operator()(Trainer& trainer) const {
     std::vector<Tensor> weights;
-    std::vector<const Parameter*> shared;  // by ranks of the tp axis
+    std::vector<const Parameter*> shared;
     for (const Parameter* p : trainer.gpt().parameters()) {
       weights.push_back(p->weight);
-      if (shared_over_tp(*p, trainer.gpt().config())) shared.push_back(p);
+      if (shared_.contains(p->name)) shared.push_back(p);
     }
     const bool copies_agree = copies_.size() == 1 || equal_on_all(copies_, weights, trainer.stream());
     return unequal_elements(everyone_, shared, trainer.stream()) == 0 && copies_agree;
   }
 
  private:
-  // A kv head that others share is a matter of single ranks, so all compare all key and value weights.
-  [[nodiscard]] static bool shared_over_tp(const Parameter& p, const GptConfig& c) {
-    const bool keys_or_values = p.name.find("k_proj") != std::string::npos || p.name.find("v_proj") != std::string::npos ||
-                                p.name.find("c_attn") != std::string::npos;
-    const auto& segments = p.placement.segments;
-    const bool whole = segments.size() == 1 && segments[0].end - segments[0].begin == p.global_shape[0] && p.placement.dim == 0;
-    return whole || (keys_or_values && c.kv_heads < c.heads);
-  }
-
   Group everyone_, copies_;
+  std::set<std::string> shared_;
 };
 
 }  // namespace
@@ -119,7 +126,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, tp, dp);
 
   const LayoutRun run = run_layout(options, trainer_options(options, model, dp, tp * dp), settings, data, world, mesh,
-                                   ReplicaCheck(mesh, lesson.strategy, shard_size));
+                                   ReplicaCheck(model, mesh, lesson.strategy, shard_size));
   const Verdict verdict = compare_with_baseline(options, run, world);
   Report report = report_layout("03_tensor_parallel", options, model, run, verdict, world, mesh);
   describe(report.config, lesson, mesh, shard_size);

@@ -1,8 +1,8 @@
 // PyTorch's values, which no code of this suite produced: hidden states, logits, losses, gradients, their norm, and three AdamW
 // steps.
-#include "tests/support/golden_testing.h"
-
 #include <gtest/gtest.h>
+
+#include "tests/support/golden_testing.h"
 
 namespace ref5d::testing {
 namespace {
