@@ -1,6 +1,7 @@
 // The program 02_ddp_zero, judged by its exit status and its report.
 #include <gtest/gtest.h>
 
+#include "common/device/device.h"
 #include "common/io/file.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
@@ -151,6 +152,7 @@ TEST(DdpZero, Experiments) {
     EXPECT_TRUE(has_claim(buckets, name)) << name;
   const Report report = passing_run(1, "--experiment calculator");
   EXPECT_GT(report.claims.size(), 57u);
+  if (Device::mode() == "cuda") return;  // overlap replays times that MODE=cpu records
   // Whether something is hidden at all takes a model whose layers take longer than a message.
   RunOptions options;
   options.ranks = 2;

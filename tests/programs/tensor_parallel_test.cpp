@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/device/device.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
 
@@ -15,6 +16,9 @@ const std::string kUnevenShape = "--layers 2 --hidden 24 --heads 6 --ffn 23 --vo
 
 Report passing_tensor_parallel(int ranks, const std::string& flags) { return passing_report(ranks, kTensorParallel, flags); }
 
+// What NCCL sends is its own affair, so on GPUs of their own ranks count nothing.
+bool claims_traffic() { return Device::mode() != "cuda"; }
+
 // Checks in fp64 within 1e-11, and claims to the byte.
 Report equal_to_one_device(int ranks, const std::string& flags) {
   SCOPED_TRACE(flags);
@@ -26,9 +30,10 @@ Report equal_to_one_device(int ranks, const std::string& flags) {
       EXPECT_EQ(c.tolerance, 1e-11) << c.name;
     }
   }
-  for (const char* name : {"parameters of rank 0 of the tp axis", "a layer keeps of a micro-batch, rank 0",
-                           "tp, forward: all-reduces of a rank in a step", "tp: sent in all steps by all ranks"})
+  for (const char* name : {"parameters of rank 0 of the tp axis", "a layer keeps of a micro-batch, rank 0"})
     EXPECT_TRUE(has_claim(report, name)) << name;
+  for (const char* name : {"tp, forward: all-reduces of a rank in a step", "tp: sent in all steps by all ranks"})
+    EXPECT_TRUE(has_claim(report, name) || !claims_traffic()) << name;
   return report;
 }
 
@@ -37,7 +42,7 @@ TEST(TensorParallel, P23_P25_UnevenSharesEqualOneDevice) {
   const Report report = equal_to_one_device(4, kUnevenShape + "--kv-heads 1 --check-order");
   ASSERT_EQ(report.mesh.size(), 5u);
   EXPECT_EQ(report.mesh[4], (std::pair<std::string, std::int64_t>{"tp", 4}));
-  EXPECT_TRUE(has_claim(report, "tp, shared gradients: sent in a step by all ranks"));
+  EXPECT_TRUE(has_claim(report, "tp, shared gradients: sent in a step by all ranks") || !claims_traffic());
   (void)equal_to_one_device(4, kUnevenShape + "--kv-heads 2 --qk-norm --recompute full --grad-accum 3");
   (void)equal_to_one_device(4, kUnevenShape + "--kv-heads 3 --biases --recompute selective --check-order");
   (void)equal_to_one_device(5, kUnevenShape + "--kv-heads 6 --biases --qk-norm --tied --no-overlap");
@@ -221,19 +226,35 @@ TEST(TensorParallel, P14_ResumesOnTheSameMeshAndOnOthers) {
 }
 
 TEST(TensorParallel, Experiments) {
-  const Report two = passing_tensor_parallel(2, "--experiment all --dtype fp64");
-  for (const char* name :
+  const struct {
+    int ranks;
+    std::string flags;
+    std::vector<std::string> claims, of_traffic;
+  } kCases[] = {
+      {2,
+       "numbers",
        {"numbers: columns of W^T: x times a column, rank 1: wrong ones", "numbers: terms summed: wrong ones",
-        "numbers: lookups summed: wrong ones", "pairs, column, row: sent by all ranks", "pairs, row, column: operations",
-        "pairs: operations of column, row / of column, column", "loss from three numbers a token: sent by all ranks",
-        "loss: of the parallel way, of the gathered way", "overlap: final weights that are the same bits",
-        "embedding and head of 128,256 x 8,192 on 1 of 8 ranks"})
-    EXPECT_TRUE(has_claim(two, name)) << name;
-  const Report four = passing_tensor_parallel(4, kUnevenShape + "--kv-heads 2 --experiment pairs");
-  EXPECT_TRUE(has_claim(four, "pairs, column, column: y and dx within tolerance"));
-  const Report three = passing_tensor_parallel(3, kUnevenShape + "--kv-heads 2 --experiment loss");
-  EXPECT_TRUE(has_claim(three, "loss from gathered logits: sent by all ranks"));
-  EXPECT_GT(passing_tensor_parallel(1, "--experiment calculator").claims.size(), 4u);
+        "numbers: embedding of tokens 1 4 2 5: what is found on rank 1: wrong ones", "numbers: lookups summed: wrong ones"},
+       {}},
+      {4,
+       "pairs --kv-heads 2 " + kUnevenShape,
+       {"pairs, column, row: operations", "pairs, column, column: operations",
+        "pairs: operations of column, row / of column, column", "pairs, row, column: y and dx within tolerance"},
+       {"pairs, column, row: sent by all ranks", "pairs, row, column: sent by all ranks"}},
+      {3,
+       "loss --kv-heads 2 " + kUnevenShape,
+       {"loss: of the parallel way, of the gathered way"},
+       {"loss from gathered logits: sent by all ranks", "loss from three numbers a token: sent by all ranks"}},
+      {1,
+       "calculator",
+       {"embedding and head of 128,256 x 8,192: more than 2 billion parameters",
+        "embedding and head of 128,256 x 8,192 on 1 of 8 ranks"},
+       {}}};
+  for (const auto& c : kCases) {
+    const Report report = passing_tensor_parallel(c.ranks, "--experiment " + c.flags + " --dtype fp64");
+    for (const std::string& name : c.claims) EXPECT_TRUE(has_claim(report, name)) << name;
+    for (const std::string& name : c.of_traffic) EXPECT_TRUE(has_claim(report, name) || !claims_traffic()) << name;
+  }
 }
 
 TEST(TensorParallel, NumbersAreForTwoRanks) {
@@ -244,6 +265,7 @@ TEST(TensorParallel, NumbersAreForTwoRanks) {
 
 // Whether a link hides anything takes a model whose layers take longer than a message.
 TEST(TensorParallel, OverlapInVirtualTime) {
+  if (Device::mode() == "cuda") GTEST_SKIP() << "replays times that MODE=cpu records";
   const TempDir dir;
   RunOptions options;
   options.ranks = 2;
@@ -252,7 +274,10 @@ TEST(TensorParallel, OverlapInVirtualTime) {
       words("--experiment overlap --steps 1 --quiet --no-verify --virtual-trace " + dir.path("v") + " --json " + dir.path("r")),
       options);
   ASSERT_EQ(run.exit_status, 0) << run.description();
-  EXPECT_TRUE(has_claim(read_report(dir.path("r")), "exposed in virtual time: less with overlap than without"));
+  const Report report = read_report(dir.path("r"));
+  for (const char* name :
+       {"exposed in virtual time: less with overlap than without", "overlap: final weights that are the same bits"})
+    EXPECT_TRUE(has_claim(report, name)) << name;
   for (const char* name : {"v.overlap.json", "v.no-overlap.json"})
     EXPECT_TRUE(events_by_stream(dir.path(name)).contains("compute")) << name;
 }
@@ -272,6 +297,7 @@ int sums_beside_kernels(const std::string& trace, int rank) {
 }
 
 TEST(TensorParallel, TracesShowWhatTravelsBesideKernels) {
+  if (Device::mode() == "cuda") GTEST_SKIP() << "a GPU may take longer to begin a kernel than to run it";
   const TempDir dir;
   for (const bool overlap : {true, false}) {
     const Outcome run = run_tiny_on(
