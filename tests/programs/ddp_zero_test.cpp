@@ -1,10 +1,7 @@
 // The program 02_ddp_zero, judged by its exit status and its report.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
-#include <sstream>
-
+#include "common/device/device.h"
 #include "common/io/file.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
@@ -14,20 +11,7 @@ namespace {
 
 const char* const kStrategies[] = {"naive", "ddp", "zero1", "zero2", "zero3", "hsdp"};
 
-Report passing_run(int ranks, const std::string& flags) {
-  const TempDir dir;
-  const Outcome run = run_tiny_on(ranks, "02_ddp_zero", flags + " --quiet --json " + dir.path("r.json"));
-  EXPECT_EQ(run.exit_status, 0) << flags << " on " << ranks << ": " << run.description();
-  EXPECT_EQ(run.out, "");
-  if (run.exit_status > 1) return {};
-  Report report = read_report(dir.path("r.json"));
-  EXPECT_EQ(failing(report), std::vector<std::string>{}) << flags << " on " << ranks;
-  return report;
-}
-
-bool has_claim(const Report& report, const std::string& name) {
-  return std::any_of(report.claims.begin(), report.claims.end(), [&](const Claim& c) { return c.name == name; });
-}
+Report passing_run(int ranks, const std::string& flags) { return passing_report(ranks, "02_ddp_zero", flags); }
 
 std::string strategy(const std::string& name) { return "--strategy " + name + " "; }
 
@@ -86,41 +70,20 @@ TEST(DdpZero, P60_SixteenRanks) {
 }
 
 TEST(DdpZero, EverySabotageIsNoticed) {
-  // Of the checks that fail, one that shows the mistake itself.
-  std::map<std::string, std::string> noticed_by = {{"reduce-before-summing", "gradients/"},
-                                                   {"skip-full-bucket", "gradients/"},
-                                                   {"no-stream-wait", "gradients/"},
-                                                   {"last-micro-batch-only", "gradients/"},
-                                                   {"decay-flat-buffer", "updates/"},
-                                                   {"epsilon-inside-root", "updates/"},
-                                                   {"norm-of-own-shard", "grad norm/step 1"},
-                                                   {"norm-counts-replicas", "grad norm/step 1"},
-                                                   {"no-weight-gather", "replicas/"},
-                                                   {"stale-weights", "loss/step 2"},
-                                                   {"local-label-count", "gradients/"},
-                                                   {"average-again", "gradients/"},
-                                                   {"drift", "replicas/"},
-                                                   {"own-seed", "replicas/"}};
-  const Outcome list = run_binary("02_ddp_zero", {"--sabotage", "list"});
-  std::istringstream lines(list.out);
-  for (std::string line; std::getline(lines, line);) {
-    const std::string name = words(line)[0];
-    // On the default model: some mistakes need several buckets.
-    const TempDir dir;
-    RunOptions options;
-    options.ranks = 2;
-    const Outcome run =
-        run_binary("02_ddp_zero", words("--quiet --layers 2 --sabotage " + name + " --json " + dir.path("r.json")), options);
-    expect_one_error(run, 1, {"check failed: "});
-    if (run.exit_status != 1) continue;
-    const std::vector<std::string> failed = failing(read_report(dir.path("r.json")));
-    const std::string& check = noticed_by[name];
-    EXPECT_TRUE(!check.empty() &&
-                std::any_of(failed.begin(), failed.end(), [&](const std::string& f) { return f.starts_with(check); }))
-        << name << " fails no " << check << " but " << (failed.empty() ? "nothing" : failed[0]);
-    noticed_by.erase(name);
-  }
-  EXPECT_TRUE(noticed_by.empty()) << noticed_by.begin()->first << " is not in the list";
+  expect_sabotages_noticed("02_ddp_zero", {{"reduce-before-summing", "gradients/"},
+                                           {"skip-full-bucket", "gradients/"},
+                                           {"no-stream-wait", "gradients/"},
+                                           {"last-micro-batch-only", "gradients/"},
+                                           {"decay-flat-buffer", "updates/"},
+                                           {"epsilon-inside-root", "updates/"},
+                                           {"norm-of-own-shard", "grad norm/step 1"},
+                                           {"norm-counts-replicas", "grad norm/step 1"},
+                                           {"no-weight-gather", "replicas/"},
+                                           {"stale-weights", "loss/step 2"},
+                                           {"local-label-count", "gradients/"},
+                                           {"average-again", "gradients/"},
+                                           {"drift", "replicas/"},
+                                           {"own-seed", "replicas/"}});
   expect_one_error(run_tiny_on(2, "02_ddp_zero", "--quiet --sabotage drift --dtype bf16"), 1, {"check failed: "});
   // One of the groups that hold a shard, which is not rank 0's.
   expect_one_error(run_tiny_on(4, "02_ddp_zero", "--quiet --sabotage drift --strategy hsdp"), 1, {"replicas/"});
@@ -189,6 +152,7 @@ TEST(DdpZero, Experiments) {
     EXPECT_TRUE(has_claim(buckets, name)) << name;
   const Report report = passing_run(1, "--experiment calculator");
   EXPECT_GT(report.claims.size(), 57u);
+  if (Device::mode() == "cuda") return;  // overlap replays times that MODE=cpu records
   // Whether something is hidden at all takes a model whose layers take longer than a message.
   RunOptions options;
   options.ranks = 2;

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "common/io/file.h"
-#include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
@@ -160,29 +159,6 @@ TEST(Dump, DumpingAndTracingChangeNothing) {
   const std::vector<double> plain = losses("");
   EXPECT_EQ(losses("--dump-level full --dump " + dir.path("d")), plain);
   EXPECT_EQ(losses("--trace " + dir.path("t")), plain);
-}
-
-struct TraceEvent {
-  std::string name;
-  double begin, end;
-};
-
-std::map<std::string, std::vector<TraceEvent>> events_by_stream(const std::string& path) {
-  const Json trace = Json::parse(read_file(path), path);
-  std::map<std::int64_t, std::string> streams;
-  std::map<std::string, std::vector<TraceEvent>> events;
-  for (const Json& e : trace.at("traceEvents").items()) {
-    if (e.at("name").as_string() == "thread_name") streams[e.at("tid").as_int()] = e.at("args").at("name").as_string();
-  }
-  for (const Json& e : trace.at("traceEvents").items()) {
-    if (e.at("ph").as_string() != "X") continue;
-    const double begin = e.at("ts").as_double();
-    events[streams.at(e.at("tid").as_int())].push_back({e.at("name").as_string(), begin, begin + e.at("dur").as_double()});
-  }
-  for (auto& [stream, list] : events) {
-    std::stable_sort(list.begin(), list.end(), [](const TraceEvent& a, const TraceEvent& b) { return a.begin < b.begin; });
-  }
-  return events;
 }
 
 TEST(Trace, NamesKernelsByStreamAndOverlapsTheCopy) {

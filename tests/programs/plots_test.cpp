@@ -63,6 +63,28 @@ TEST_F(Plots, PicturesAreMade) {
   expect_picture("timeline", "backward.svg", trace_ + " --ranks 0 --backward", "<?xml");
 }
 
+// Two exchanges with a kernel between them are one sum, and are labelled so.
+TEST_F(Plots, AnAllReduceIsOneBlock) {
+  const auto span = [](const std::string& name, int tid, int begin, int duration) {
+    return R"(, {"ph": "X", "name": ")" + name + R"(", "pid": 0, "tid": )" + std::to_string(tid) + R"(, "ts": )" +
+           std::to_string(begin) + R"(, "dur": )" + std::to_string(duration) + "}";
+  };
+  const std::string sum = "all_reduce over tp (1024 x fp32)";
+  const std::string events = R"([{"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "compute"}},
+      {"ph": "M", "name": "thread_name", "pid": 0, "tid": 2, "args": {"name": "tp"}})" +
+                             span("rmsnorm_forward", 1, 0, 10) + span(sum, 2, 10, 40) + span("reduce_in_rank_order", 2, 50, 5) +
+                             span(sum, 2, 55, 40) + span(sum, 2, 95, 40) + "]";
+  const auto blocks = [&] {
+    const std::string script = "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '" REF5D_SOURCE_DIR
+                               "/common/tools'); from plotting import inputs, timeline; "
+                               "_, s = inputs.read_traces([sys.argv[1]])[0]; "
+                               "b = timeline.blocks_of(timeline.classify(s), 'tp', 0, 200); "
+                               "sys.exit([(x.start, x.end) for x in b] != [(10, 95), (95, 135)])";
+    return std::system(("python3 -c \"" + script + "\" " + dir_.put("sums.json", events)).c_str());
+  };
+  EXPECT_EQ(blocks(), 0);
+}
+
 TEST_F(Plots, WhatIsWrongTakesOneLine) {
   const std::string out = dir_.path("o.png"), no_json = dir_.put("broken.json", "{"), other = dir_.put("other.json", "[1]");
   train();

@@ -21,6 +21,8 @@
 #include <map>
 #include <sstream>
 
+#include "common/io/file.h"
+#include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "tests/support/io_testing.h"
 
@@ -246,9 +248,9 @@ void expect_one_error(const Outcome& outcome, int status, const std::vector<std:
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_TRUE(outcome.err.ends_with('\n')) << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with("01_grad_accum: ") || outcome.err.starts_with("02_ddp_zero: ") ||
-              outcome.err.starts_with("compare: ") || outcome.err.starts_with("bench: ") ||
-              outcome.err.starts_with("kernels: ") || outcome.err.starts_with("plots: ") ||
-              outcome.err.starts_with("bench_comm: "))
+              outcome.err.starts_with("03_tensor_parallel: ") || outcome.err.starts_with("compare: ") ||
+              outcome.err.starts_with("bench: ") || outcome.err.starts_with("kernels: ") ||
+              outcome.err.starts_with("plots: ") || outcome.err.starts_with("bench_comm: "))
       << outcome.err;
   for (const std::string& part : parts) expect_contains(outcome.err, part);
   for (const char* success : {"checks hold", "claims hold", "checks and"})
@@ -264,6 +266,62 @@ std::vector<std::string> failing(const Report& report) {
     if (!c.pass) names.push_back(c.name);
   }
   return names;
+}
+
+bool has_claim(const Report& report, const std::string& name) {
+  return std::any_of(report.claims.begin(), report.claims.end(), [&](const Claim& c) { return c.name == name; });
+}
+
+Report passing_report(int ranks, const std::string& program, const std::string& flags) {
+  const TempDir dir;
+  const Outcome run = run_tiny_on(ranks, program, flags + " --quiet --json " + dir.path("r.json"));
+  EXPECT_EQ(run.exit_status, 0) << flags << " on " << ranks << ": " << run.description();
+  EXPECT_EQ(run.out, "");
+  if (run.exit_status > 1) return {};
+  Report report = read_report(dir.path("r.json"));
+  EXPECT_EQ(failing(report), std::vector<std::string>{}) << flags << " on " << ranks;
+  return report;
+}
+
+void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by) {
+  const Outcome list = run_binary(program, {"--sabotage", "list"});
+  std::istringstream lines(list.out);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string name = words(line)[0];
+    // On the default model: some mistakes need several buckets.
+    const TempDir dir;
+    RunOptions options;
+    options.ranks = 2;
+    const Outcome run =
+        run_binary(program, words("--quiet --layers 2 --sabotage " + name + " --json " + dir.path("r.json")), options);
+    expect_one_error(run, 1, {"check failed: "});
+    if (run.exit_status != 1) continue;
+    const std::vector<std::string> failed = failing(read_report(dir.path("r.json")));
+    const std::string& check = noticed_by[name];
+    EXPECT_TRUE(!check.empty() &&
+                std::any_of(failed.begin(), failed.end(), [&](const std::string& f) { return f.starts_with(check); }))
+        << name << " fails no " << check << " but " << (failed.empty() ? "nothing" : failed[0]);
+    noticed_by.erase(name);
+  }
+  EXPECT_TRUE(noticed_by.empty()) << noticed_by.begin()->first << " is not in the list";
+}
+
+std::map<std::string, std::vector<TraceEvent>> events_by_stream(const std::string& path, int rank) {
+  const Json trace = Json::parse(read_file(path), path);
+  std::map<std::int64_t, std::string> streams;
+  std::map<std::string, std::vector<TraceEvent>> events;
+  for (const Json& e : trace.at("traceEvents").items()) {
+    if (e.at("name").as_string() == "thread_name") streams[e.at("tid").as_int()] = e.at("args").at("name").as_string();
+  }
+  for (const Json& e : trace.at("traceEvents").items()) {
+    if (e.at("ph").as_string() != "X" || e.at("pid").as_int() != rank) continue;
+    const double begin = e.at("ts").as_double();
+    events[streams.at(e.at("tid").as_int())].push_back({e.at("name").as_string(), begin, begin + e.at("dur").as_double()});
+  }
+  for (auto& [stream, list] : events) {
+    std::stable_sort(list.begin(), list.end(), [](const TraceEvent& a, const TraceEvent& b) { return a.begin < b.begin; });
+  }
+  return events;
 }
 
 NamedTensors read_tensors(const std::string& path) {

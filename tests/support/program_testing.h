@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,6 +59,21 @@ void expect_one_error(const Outcome& outcome, int status, const std::vector<std:
 
 // Names of the checks (or claims) that do not hold.
 [[nodiscard]] std::vector<std::string> failing(const Report& report);
+[[nodiscard]] bool has_claim(const Report& report, const std::string& name);
+
+// run_tiny_on of a program, which must find that everything holds, and what it reported.
+[[nodiscard]] Report passing_report(int ranks, const std::string& program, const std::string& flags);
+
+// Runs every mistake that the program can plant, on two ranks, and expects its entry in `noticed_by` among the checks that
+// fail: one that shows the mistake itself (the beginning of its name). Mistakes and entries must be the same ones.
+void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by);
+
+struct TraceEvent {
+  std::string name;
+  double begin, end;
+};
+// What a rank's streams did, by their name, in order.
+[[nodiscard]] std::map<std::string, std::vector<TraceEvent>> events_by_stream(const std::string& path, int rank = 0);
 
 // All tensors of a safetensors file.
 [[nodiscard]] NamedTensors read_tensors(const std::string& path);

@@ -10,7 +10,8 @@ from plotting.inputs import BadInput
 # What training must keep for each parameter; the rest depends on the batch and on how work is cut.
 MODEL_STATE = ("parameters", "master", "optimizer", "gradients", "gradient accumulation")
 MEMORY_ORDER = MODEL_STATE + ("deferred weight gradients", "activations", "communication", "workspace")
-TRAFFIC_ORDER = ("gradients", "between replicas", "weights", "forward", "backward")
+TRAFFIC_ORDER = ("gradients", "between replicas", "weights", "embedding", "forward", "recomputation", "backward", "head",
+                 "cross-entropy", "shared gradients", "norm")
 # Of a bar: what is less is as good as invisible.
 VISIBLE = 0.005
 
@@ -66,15 +67,19 @@ def draw_traffic(arguments, reports):
             parts = [(c, n) for c, n in in_order(sizes, TRAFFIC_ORDER) if n > VISIBLE * total]
             bars.append(Bar(report.name + suffix, parts, in_psi(total, report), report.parameters))
     remark = ("What rank 0 sends to other ranks in a step. Forward and backward: what is sent during them, such as weights "
-              f"that are gathered.\nWhat would be too short to see (the sums for the loss and the norm) is left out. {PSI}.")
+              "that are gathered\nor activations that are added up. What would be too short to see (the sums for the norm, say) "
+              f"is left out. {PSI}.")
     figure, _, _ = stacked_bars(bars, arguments.title or heading("Traffic of a step", reports), remark)
     style.write(figure, arguments.out)
 
 
 def heading(what, reports):
     """With what all the reports have in common."""
-    setups = {r.setup for r in reports}
-    return f"{what}: {setups.pop()}" if len(setups) == 1 else what
+    setups, sizes = {r.setup for r in reports}, {r.size for r in reports}
+    if len(setups) > 1:
+        return what
+    size = sizes.pop()
+    return f"{what}: {setups.pop()}" + ("" if sizes else f" on {size} rank{'' if size == 1 else 's'}")
 
 
 def stacked_bars(bars, title, remark):

@@ -10,7 +10,7 @@ class BadInput(Exception):
     """What the user can put right; ends the program with one line."""
 
 
-# name: how the picture calls it. setup: what was run, in words. memory: {rank: {category: peak bytes}}.
+# name: how the picture calls it. setup: what was run, in words, but for the ranks. memory: {rank: {category: peak bytes}}.
 # traffic: [(axis, phase, bytes that rank 0 sent, bytes that all sent)]. size: ranks. parameters: of the model.
 Report = namedtuple("Report", "name setup memory traffic size parameters steps")
 # One thing that ran. us on the trace's clock.
@@ -67,7 +67,7 @@ def _report(name, path, data):
     if parameters < 1 or steps < 1 or not memory:
         raise ValueError("no parameters, steps or memory in it")
     traffic = [(str(t["axis"]), str(t["phase"]), int(t["wire_bytes"]), int(t["total_wire_bytes"])) for t in data["traffic"]]
-    setup = f"{data['program']}, {config['model']} in {config['dtype']} on {size} rank{'' if size == 1 else 's'}"
+    setup = f"{data['program']}, {config['model']} in {config['dtype']}"
     return Report(name or str(config.get("strategy", data["program"])), setup, memory, traffic, size, parameters, steps)
 
 

@@ -1,8 +1,8 @@
 """What all pictures share: one colour for one thing, sizes in words, and how a figure is written.
 
-The colours are those of Okabe and Ito, and two more, which people with any of the usual kinds of colour blindness tell apart;
-neighbours also differ in lightness, and what is large is labelled. Related things have related colours: weights are blue,
-gradients red to yellow, forward and backward violet.
+The colours are those of Okabe and Ito, and some of Paul Tol's, which people with any of the usual kinds of colour blindness tell
+apart; neighbours also differ in lightness, and what is large is labelled. Related things have related colours: weights are blue,
+gradients red to yellow, forward and backward violet, the model's two ends and the loss green to sand.
 """
 
 import io
@@ -11,6 +11,7 @@ import zlib
 
 import matplotlib
 from matplotlib import colors, pyplot
+from PIL import Image  # which matplotlib brings
 
 from plotting.inputs import BadInput
 
@@ -28,11 +29,17 @@ COLORS = {
     # traffic, by phase, and time, by what runs
     "weights": "#0072B2",
     "forward": "#B9B2EA",
+    "recomputation": "#8577CC",
     "backward": "#4B3C9A",
+    "embedding": "#44AA99",
+    "head": "#DDCC77",
+    "cross-entropy": "#117733",
+    "shared gradients": "#EE8866",
+    "norm": "#009E73",
     "between replicas": "#8C1D4F",
     "other": "#BBBBBB",
 }
-OTHERS = ("#882255", "#44AA99", "#999933", "#332288", "#DDCC77", "#117733")  # for what has no entry above
+OTHERS = ("#882255", "#999933", "#332288", "#661100", "#6699CC", "#AA4499")  # for what has no entry above
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E4E4E4"
 
 matplotlib.rcParams.update({
@@ -91,11 +98,20 @@ def legend(figure, patches, names, height):
                   handletextpad=0.5, borderaxespad=0, borderpad=0)
 
 
+def in_few_colors(png):
+    """The same picture in a third of the bytes."""
+    small = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small
+
+
 def write(figure, path):
     """Writes all of the picture or nothing, and prints its name."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
+    buffer, kind = io.BytesIO(), os.path.splitext(path)[1][1:].lower()
+    figure.savefig(buffer, format=kind, dpi=150)
     pyplot.close(figure)
+    if kind == "png":
+        buffer = in_few_colors(buffer)
     try:
         with open(path, "wb") as file:
             file.write(buffer.getvalue())

@@ -98,11 +98,23 @@ def window_of(ranks, arguments):
     return min(b for b, _ in windows), max(e for _, e in windows)
 
 
+def with_whole_sums(classified):
+    """Of one stream. An all-reduce over MPI is two exchanges with a kernel between them, which adds; here it is one."""
+    whole = []
+    for span, category in classified:
+        last = [s.name for s, _ in whole[-2:]]
+        if len(last) == 2 and last[0] == span.name and "all_reduce" in span.name and last[1].startswith("reduce_in_rank_order"):
+            whole[-2:] = [(whole[-2][0]._replace(end=span.end), category)]
+        else:
+            whole.append((span, category))
+    return whole
+
+
 def blocks_of(classified, stream, begin, end):
     """What is drawn in a stream's row: kernels of a kind that follow each other as one, each communication by itself."""
     blocks = []
-    for span, category in classified:
-        if span.stream != stream or span.end < begin or span.start > end:
+    for span, category in with_whole_sums([(s, c) for s, c in classified if s.stream == stream]):
+        if span.end < begin or span.start > end:
             continue
         operation = OPERATION.search(span.name)
         if operation:
@@ -212,7 +224,8 @@ def draw_block(axes, start, duration, place, block, label):
 
 
 def legend(figure, panels, height):
-    present = {b.category for p in panels for _, _, blocks in p.rows for b in blocks}
+    present = {b.category for p in panels for _, _, blocks in p.rows for b in blocks
+               if b.end - b.start > INVISIBLE * (p.end - p.begin)}
     order = [c for c in LEGEND if c in present]
     patches = [pyplot.Rectangle((0, 0), 1, 1, color=style.color_of(c)) for c in order]
     style.legend(figure, patches, [LEGEND[c] for c in order], height)
