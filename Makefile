@@ -219,7 +219,7 @@ test: deps
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
 	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
-	  'build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS)' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*'
+	  'build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS)' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*'
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3

@@ -1,6 +1,8 @@
 // The tensor-parallel axis as the cut parts of a model see it, and the mistakes that can be planted in them.
 #pragma once
 
+#include <memory>
+
 #include "03_tensor_parallel/cut.h"
 #include "common/comm/mesh.h"
 #include "common/device/device.h"
@@ -31,28 +33,30 @@ struct TensorParallelOptions {
 class Axis {
  public:
   // The axis "tp" of a mesh that outlives this.
-  Axis(Mesh& mesh, const TensorParallelOptions& options) : mesh_(mesh), ranks_(mesh["tp"]), options_(options) {}
+  Axis(Mesh& mesh, const TensorParallelOptions& options) : mesh_(mesh), communicator_(mesh["tp"]), options_(options) {
+    // On the CPU the newest stream goes first, and communication should: so the one that computes must be there already.
+    (void)device().compute();
+    stream_ = std::make_unique<Stream>("tp");
+  }
 
-  [[nodiscard]] int size() const { return ranks_.size(); }
-  [[nodiscard]] int rank() const { return ranks_.rank(); }
+  [[nodiscard]] int size() const { return communicator_.size(); }
+  [[nodiscard]] int rank() const { return communicator_.rank(); }
   [[nodiscard]] const TensorParallelOptions& options() const { return options_; }
   [[nodiscard]] const Faults& faults() const { return options_.faults; }
   // On which all of the axis's communication runs, so that it has one order.
-  [[nodiscard]] Stream& stream() { return stream_; }
-  [[nodiscard]] Communicator& ranks() { return ranks_; }
+  [[nodiscard]] Stream& stream() { return *stream_; }
+  [[nodiscard]] Communicator& communicator() { return communicator_; }
   // Some of the axis's ranks, this one among them.
-  [[nodiscard]] Communicator& ranks(const Range& holders) {
-    return holders.size() == size() ? ranks_
-                                    : mesh_.stretch("tp", static_cast<int>(holders.begin), static_cast<int>(holders.end));
+  [[nodiscard]] Communicator& communicator(const Range& holders) {
+    return holders.size() == size() ? communicator_
+                                    : mesh_.subgroup("tp", static_cast<int>(holders.begin), static_cast<int>(holders.end));
   }
 
  private:
   Mesh& mesh_;
-  Communicator& ranks_;
+  Communicator& communicator_;
   TensorParallelOptions options_;
-  // On the CPU the newest stream goes first, and communication should: so the one that computes must be there already.
-  Stream& compute_ = device().compute();
-  Stream stream_{"tp"};
+  std::unique_ptr<Stream> stream_;
 };
 
 }  // namespace ref5d::tensor_parallel

@@ -7,10 +7,10 @@
 
 namespace ref5d::tensor_parallel {
 
-PendingTensor begin_sum(Axis& axis, Context& ctx, const Tensor& x, const char* phase) {
+PendingTensor begin_all_reduce(Axis& axis, Context& ctx, const Tensor& x, const char* phase) {
   const TrafficLedger::Phase scope(world().traffic(), phase);
   order(ctx.stream, axis.stream());
-  axis.ranks().all_reduce(axis.stream(), x);
+  axis.communicator().all_reduce(axis.stream(), x);
   auto done = std::make_shared<Event>();
   done->record(axis.stream());
   return [x, done](Context& later) {
@@ -19,9 +19,11 @@ PendingTensor begin_sum(Axis& axis, Context& ctx, const Tensor& x, const char* p
   };
 }
 
-Tensor sum(Axis& axis, Context& ctx, const Tensor& x, const char* phase) { return begin_sum(axis, ctx, x, phase)(ctx); }
+Tensor all_reduce(Axis& axis, Context& ctx, const Tensor& x, const char* phase) {
+  return begin_all_reduce(axis, ctx, x, phase)(ctx);
+}
 
-Tensor join_columns(Axis& axis, Context& ctx, const Tensor& own, std::int64_t columns, const char* phase) {
+Tensor all_gather_columns(Axis& axis, Context& ctx, const Tensor& own, std::int64_t columns, const char* phase) {
   const std::int64_t rows = own.dim(0), widest = share_of(columns, axis.size(), 0).size();
   Tensor padded = own;
   if (own.dim(1) < widest) {
@@ -32,7 +34,7 @@ Tensor join_columns(Axis& axis, Context& ctx, const Tensor& own, std::int64_t co
   {
     const TrafficLedger::Phase scope(world().traffic(), phase);
     order(ctx.stream, axis.stream());
-    axis.ranks().all_gather(axis.stream(), all, padded);
+    axis.communicator().all_gather(axis.stream(), all, padded);
     order(axis.stream(), ctx.stream);
   }
   Tensor joined = ctx.activation({rows, columns});

@@ -31,7 +31,7 @@ struct Heads {
 };
 [[nodiscard]] Heads heads_of(const GptConfig& config, int ranks, int rank);
 
-// As the one segment of a dim that has `width` elements for each of what the range counts.
+// The range as one segment of a dim in which each counted thing is `width` elements wide.
 [[nodiscard]] std::vector<Segment> segments_of(const Range& range, std::int64_t width = 1);
 // The kv heads as segments of a dim that has `width` elements for each, the first head's at `begin`, and how many ranks hold
 // each; neighbours that as many ranks hold are one segment.

@@ -28,6 +28,9 @@ struct Experiment {
 // Runs the named one and appends its claims to the report; tables go to stdout. All ranks call it.
 void run_experiments(const std::string& name, Experiment& experiment);
 
+// Since the ledger was reset: this rank's calls over the axis, and on rank 0 of it the bytes that all its ranks sent.
+[[nodiscard]] TrafficCount sent_by_axis(Experiment& e);
+
 // A product small enough to follow by hand, cut both ways, and an embedding of six entries.
 void numbers_experiment(Experiment& e);
 // Two linear layers with GELU between them, cut in every order.

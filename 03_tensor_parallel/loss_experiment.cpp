@@ -20,15 +20,6 @@ struct Outcome {
   std::int64_t logits_bytes = 0;  // of the largest array
 };
 
-std::int64_t sent_by_axis(Experiment& e) {
-  std::int64_t mine = 0, all = 0;
-  for (const auto& [key, count] : e.world.traffic().counts())
-    if (key.axis == "tp") mine += count.wire;
-  for (const Bytes& of_rank : gather_on_host(e.mesh["tp"].group(), to_bytes(static_cast<double>(mine))))
-    all += static_cast<std::int64_t>(to_number(of_rank));
-  return all;
-}
-
 }  // namespace
 
 void loss_experiment(Experiment& e) {
@@ -54,11 +45,11 @@ void loss_experiment(Experiment& e) {
     const std::int64_t bytes = compute(loss);
     add_loss(ctx.stream, total, loss);
     Outcome o{total.to_doubles(ctx.stream)[0], 0, bytes};
-    o.sent = sent_by_axis(e);
+    o.sent = sent_by_axis(e).wire;
     return o;
   };
   const Outcome gathered = measure([&](const Tensor& loss) {
-    const Tensor logits = join_columns(axis, ctx, own_logits(), V, "gather");
+    const Tensor logits = all_gather_columns(axis, ctx, own_logits(), V, "gather");
     cross_entropy(ctx.stream, logits, loss, labels, 1.0);
     return static_cast<std::int64_t>(logits.bytes());
   });

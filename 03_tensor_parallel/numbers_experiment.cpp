@@ -38,7 +38,7 @@ class Numbers {
     load(*linear.weight, kW);
     const Tensor y = linear.multiply(ctx_, tensor(kX, {4, 2}));
     compare("columns of W^T: x times a column, rank", y, kColumns);
-    compare("columns joined", join_columns(axis_, ctx_, y, 2, "numbers"), kY);
+    compare("columns joined", all_gather_columns(axis_, ctx_, y, 2, "numbers"), kY);
   }
 
   void row_parallel() {
@@ -47,7 +47,7 @@ class Numbers {
     load(*linear.weight, kW);
     const Tensor y = linear.multiply(ctx_, own_columns(axis_, ctx_, tensor(kX, {4, 2})));
     compare("rows of W^T: a column of x times a row, rank", y, kTerms);
-    compare("terms summed", sum(axis_, ctx_, y, "numbers"), kY);
+    compare("terms summed", all_reduce(axis_, ctx_, y, "numbers"), kY);
   }
 
   void embedding() {
@@ -59,7 +59,7 @@ class Numbers {
     part_rows(stream_, rows, tokens, own.begin, own.size());
     embedding_forward(stream_, found, table, rows, false);
     compare("embedding of tokens 1 4 2 5: what is found on rank", found, kLookups);
-    compare("lookups summed", sum(axis_, ctx_, found, "numbers"), kFound);
+    compare("lookups summed", all_reduce(axis_, ctx_, found, "numbers"), kFound);
   }
 
  private:

@@ -1,5 +1,4 @@
-// Two linear layers with GELU between them, y = W2 gelu(W1 x), cut in every order that works: what each has to send. (Row, then
-// row is the sum of column, then row with more to send.)
+// Two linear layers with GELU between them, y = gelu(x W1^T) W2^T, cut in every order: what each has to send.
 #include <fmt/format.h>
 
 #include <array>
@@ -47,7 +46,7 @@ Tensor input_gradient(Context& ctx, const Linear& linear, const Tensor& dy) {
 class Pair {
  public:
   Pair(Experiment& e, const Sizes& sizes) : axis(e.mesh, {}), ctx(device().compute()), sizes_(sizes) {
-    ctx.dtype = e.options.dtype;
+    ctx.dtype = Dtype::kFp64;  // a proof, whatever the run's dtype
   }
   [[nodiscard]] Linear up() const { return Linear("up", sizes_.H, sizes_.F, false, false, 0.2); }
   [[nodiscard]] Linear down() const { return Linear("down", sizes_.F, sizes_.H, false, false, 0.2); }
@@ -86,30 +85,41 @@ Result column_row(Pair& p, const Sizes& s, const Tensor& x, const Tensor& dy) {
   const auto up = p.column(p.up(), s.F);
   const auto down = p.row(p.down(), s.F);
   const Tensor u = up.multiply(p.ctx, x);
-  const Tensor y = sum(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), "forward");
+  const Tensor y = all_reduce(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), "forward");
   const Tensor du = gelu_gradient(p.ctx, input_gradient(p.ctx, down, dy), u);
-  return {y, sum(p.axis, p.ctx, input_gradient(p.ctx, up, du), "backward")};
+  return {y, all_reduce(p.axis, p.ctx, input_gradient(p.ctx, up, du), "backward")};
 }
 
 // Each layer's output is joined, since the next one needs a whole input.
 Result column_column(Pair& p, const Sizes& s, const Tensor& x, const Tensor& dy) {
   const auto up = p.column(p.up(), s.F), down = p.column(p.down(), s.H);
-  const Tensor u = join_columns(p.axis, p.ctx, up.multiply(p.ctx, x), s.F, "forward");
-  const Tensor y = join_columns(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), s.H, "forward");
-  const Tensor da = sum(p.axis, p.ctx, input_gradient(p.ctx, down, own_columns(p.axis, p.ctx, dy)), "backward");
+  const Tensor u = all_gather_columns(p.axis, p.ctx, up.multiply(p.ctx, x), s.F, "forward");
+  const Tensor y = all_gather_columns(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), s.H, "forward");
+  const Tensor da = all_reduce(p.axis, p.ctx, input_gradient(p.ctx, down, own_columns(p.axis, p.ctx, dy)), "backward");
   const Tensor du = own_columns(p.axis, p.ctx, gelu_gradient(p.ctx, da, u));
-  return {y, sum(p.axis, p.ctx, input_gradient(p.ctx, up, du), "backward")};
+  return {y, all_reduce(p.axis, p.ctx, input_gradient(p.ctx, up, du), "backward")};
 }
 
 // A term of u is not u: gelu(a) + gelu(b) is not gelu(a + b). So u is summed first, and every rank computes all of it.
 Result row_column(Pair& p, const Sizes& s, const Tensor& x, const Tensor& dy) {
   const auto up = p.row(p.up(), s.H);
   const auto down = p.column(p.down(), s.H);
-  const Tensor u = sum(p.axis, p.ctx, up.multiply(p.ctx, own_columns(p.axis, p.ctx, x)), "forward");
-  const Tensor y = join_columns(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), s.H, "forward");
-  const Tensor da = sum(p.axis, p.ctx, input_gradient(p.ctx, down, own_columns(p.axis, p.ctx, dy)), "backward");
+  const Tensor u = all_reduce(p.axis, p.ctx, up.multiply(p.ctx, own_columns(p.axis, p.ctx, x)), "forward");
+  const Tensor y = all_gather_columns(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), s.H, "forward");
+  const Tensor da = all_reduce(p.axis, p.ctx, input_gradient(p.ctx, down, own_columns(p.axis, p.ctx, dy)), "backward");
   const Tensor dx = input_gradient(p.ctx, up, gelu_gradient(p.ctx, da, u));
-  return {y, join_columns(p.axis, p.ctx, dx, s.H, "backward")};
+  return {y, all_gather_columns(p.axis, p.ctx, dx, s.H, "backward")};
+}
+
+// The first layer as in row, column; the second needs a rank's columns of gelu(u) only, and of them makes a term of y.
+Result row_row(Pair& p, const Sizes& s, const Tensor& x, const Tensor& dy) {
+  const auto up = p.row(p.up(), s.H), down = p.row(p.down(), s.F);
+  const Tensor u = all_reduce(p.axis, p.ctx, up.multiply(p.ctx, own_columns(p.axis, p.ctx, x)), "forward");
+  const Tensor own_u = own_columns(p.axis, p.ctx, u);
+  const Tensor y = all_reduce(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, own_u)), "forward");
+  const Tensor own_du = gelu_gradient(p.ctx, input_gradient(p.ctx, down, dy), own_u);
+  const Tensor du = all_gather_columns(p.axis, p.ctx, own_du, s.F, "backward");
+  return {y, all_gather_columns(p.axis, p.ctx, input_gradient(p.ctx, up, du), s.H, "backward")};
 }
 
 // And if it is not summed first.
@@ -117,21 +127,14 @@ Result row_column_of_terms(Pair& p, const Sizes& s, const Tensor& x, const Tenso
   const auto up = p.row(p.up(), s.H);
   const auto down = p.ready(p.down());
   const Tensor u = up.multiply(p.ctx, own_columns(p.axis, p.ctx, x));
-  return {sum(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), "forward"), dy};
+  return {all_reduce(p.axis, p.ctx, down.multiply(p.ctx, gelu(p.ctx, u)), "forward"), dy};
 }
 
 double relative_error(Context& ctx, const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to_doubles(ctx.stream), y = b.to_doubles(ctx.stream);
-  double difference = 0, size = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    difference += (x[i] - y[i]) * (x[i] - y[i]);
-    size += y[i] * y[i];
-  }
-  return std::sqrt(difference / size);
+  return tensor_error(a.to_doubles(ctx.stream), b.to_doubles(ctx.stream), 0).relative;
 }
 
-// With sums and joins of arrays of T rows over N ranks: a sum of n columns is 2 T n (N-1) elements sent by all, a join
-// T n (N-1), padding included.
+// Over N ranks, an all-reduce of n columns is 2 T n (N-1) elements sent by all, an all-gather T n (N-1), padding included.
 struct Order {
   const char* name;
   Result (*run)(Pair&, const Sizes&, const Tensor& x, const Tensor& dy);
@@ -143,7 +146,9 @@ constexpr std::array kOrders = {
     Order{"column, column", column_column, 4,
           [](std::int64_t H, std::int64_t F, std::int64_t pH, std::int64_t pF) { return pF + pH + 2 * F + 2 * H; }},
     Order{"row, column", row_column, 4,
-          [](std::int64_t, std::int64_t F, std::int64_t pH, std::int64_t) { return 2 * F + pH + 2 * F + pH; }}};
+          [](std::int64_t, std::int64_t F, std::int64_t pH, std::int64_t) { return 2 * F + pH + 2 * F + pH; }},
+    Order{"row, row", row_row, 4,
+          [](std::int64_t H, std::int64_t F, std::int64_t pH, std::int64_t pF) { return 2 * F + 2 * H + pF + pH; }}};
 
 Tensor drawn(const Context& ctx, const Shape& shape, std::uint64_t key) {
   Tensor t = ctx.activation(shape);
@@ -152,18 +157,6 @@ Tensor drawn(const Context& ctx, const Shape& shape, std::uint64_t key) {
 }
 
 std::int64_t padded(std::int64_t n, int ranks) { return (n + ranks - 1) / ranks * ranks; }
-
-// Sent since the ledger was reset, by this rank: calls and bytes; bytes of the whole axis on its rank 0.
-TrafficCount sent_by_axis(Experiment& e) {
-  TrafficCount mine;
-  for (const auto& [key, count] : e.world.traffic().counts())
-    if (key.axis == "tp") mine += count;
-  TrafficCount all = mine;
-  all.wire = 0;
-  for (const Bytes& of_rank : gather_on_host(e.mesh["tp"].group(), to_bytes(static_cast<double>(mine.wire))))
-    all.wire += static_cast<std::int64_t>(to_number(of_rank));
-  return all;
-}
 
 }  // namespace
 
@@ -176,7 +169,7 @@ void pairs_experiment(Experiment& e) {
   const Result truth = on_one_device(pair, s, x, dy);
   std::vector<std::vector<std::string>> table{{"cut", "calls", "sent per rank", "x T H", "error of y", "of dx"}};
   std::vector<TrafficCount> sent;
-  const auto element = static_cast<std::int64_t>(dtype_size(e.options.dtype));
+  const auto element = static_cast<std::int64_t>(dtype_size(pair.ctx.dtype));
   for (const Order& order : kOrders) {
     e.world.traffic().reset();
     const Result r = order.run(pair, s, x, dy);
@@ -186,7 +179,7 @@ void pairs_experiment(Experiment& e) {
     if (!e.world.is_root()) continue;
     const std::string name = fmt::format("pairs, {}: ", order.name);
     const std::int64_t columns = order.columns(s.H, s.F, padded(s.H, N), padded(s.F, N));
-    const double tolerance = least_tolerance(e.options.dtype);
+    const double tolerance = least_tolerance(pair.ctx.dtype);
     e.report.claims.push_back(
         make_claim(name + "operations", static_cast<double>(order.calls), static_cast<double>(sent.back().calls)));
     if (transport_counts_wire())
@@ -207,9 +200,9 @@ void pairs_experiment(Experiment& e) {
                                          static_cast<double>(sent[0].calls) / static_cast<double>(sent[1].calls)));
   if (e.prints())
     fmt::print(
-        "\nW2 gelu(W1 x), forward and backward, over {} ranks, T {} H {} F {}, {}\n{}GELU of the terms and not of "
+        "\ngelu(x W1^T) W2^T, forward and backward, over {} ranks, T {} H {} F {}, {}\n{}GELU of the terms and not of "
         "their sum (row, column without its first sum): error of y {:.1e}\n",
-        N, s.T, s.H, s.F, dtype_name(e.options.dtype), format_table(table, "lrrrrr"), wrong);
+        N, s.T, s.H, s.F, dtype_name(pair.ctx.dtype), format_table(table, "lrrrrr"), wrong);
 }
 
 }  // namespace ref5d::tensor_parallel

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <set>
 
 #include "02_ddp_zero/data_parallel.h"
@@ -99,6 +100,14 @@ class ReplicaCheck {
   std::set<std::string> shared_;
 };
 
+std::vector<RankCounts> gather_counts(const Group& group, const RankCounts& mine) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&mine);
+  std::vector<RankCounts> all;
+  for (const Bytes& of_rank : gather_on_host(group, Bytes(begin, begin + sizeof(mine))))
+    std::memcpy(&all.emplace_back(), of_rank.data(), sizeof(mine));
+  return all;
+}
+
 }  // namespace
 
 TrainerOptions layout_settings(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
@@ -119,9 +128,11 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   check_memory(options, lesson, world, mesh, shard_size);
   TrainerOptions settings = layout_settings(options, lesson, world, mesh);
   ActivationMeter meter(model.layers);
-  settings.cut = [&meter, before = settings.cut](Gpt& gpt) {
+  RankCounts counts;
+  settings.cut = [&, before = settings.cut](Gpt& gpt) {
     before(gpt);
     gpt.hooks.push_back(&meter);
+    for (const Parameter* p : gpt.parameters()) counts.parameters += p->local_numel();
   };
   if (!options.quiet && world.is_root()) print_head(options, lesson, model, data, tp, dp);
 
@@ -130,11 +141,11 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   const Verdict verdict = compare_with_baseline(options, run, world);
   Report report = report_layout("03_tensor_parallel", options, model, run, verdict, world, mesh);
   describe(report.config, lesson, mesh, shard_size);
-  std::vector<std::int64_t> kept;
-  for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(meter.bytes_per_layer()))))
-    kept.push_back(static_cast<std::int64_t>(to_number(of_rank)));
-  if (options.steps == 0) kept.clear();
-  if (world.is_root()) claim_costs(report, options, lesson, world, mesh, shard_size, kept);
+  counts.linear_flops =
+      run.record.flops_per_step.count(FlopsKind::kBlockLinear) + run.record.flops_per_step.count(FlopsKind::kHead);
+  counts.bytes_per_layer = meter.bytes_per_layer();
+  const std::vector<RankCounts> all = gather_counts(mesh.everyone(), counts);
+  if (world.is_root()) claim_costs(report, options, lesson.strategy, world, mesh, shard_size, all);
   return report;
 }
 

@@ -9,7 +9,16 @@ namespace ref5d::tensor_parallel {
 
 namespace {
 
-void few_steps(Options& o, const CommandLine& line, int) { prefer(o, line, "--steps", o.steps, std::int64_t{3}); }
+void few_steps(Options& o, const CommandLine& line, int) {
+  prefer(o, line, "--steps", o.steps, std::int64_t{3});
+  need(o, o.init_std.value_or(1) > 0, "weights that differ; leave --init-std out");
+}
+
+// Of a part in a thousand and less.
+void with_fine_rounding(Options& o, const CommandLine& line, int ranks) {
+  few_steps(o, line, ranks);
+  need(o, o.dtype != Dtype::kBf16, "a dtype that rounds less than that; leave --dtype bf16 out");
+}
 
 // A bias is zero until the first update.
 void with_biases(Options& o, const CommandLine& line, int ranks) {
@@ -21,13 +30,14 @@ void with_biases(Options& o, const CommandLine& line, int ranks) {
 
 void with_qk_norm(Options& o, const CommandLine& line, int ranks) {
   few_steps(o, line, ranks);
+  need(o, preset(o.model).family == Family::kLlama, "norms of q and k, which GPT-2 has not; leave --model out");
   prefer(o, line, "--qk-norm", o.qk_norm, true);
-  need(o, model_config(o).qk_norm && model_config(o).family == Family::kLlama,
-       "norms of q and k; leave --no-qk-norm and a GPT-2 model out");
+  need(o, model_config(o).qk_norm, "norms of q and k; leave --no-qk-norm out");
 }
 
 void with_shared_kv_heads(Options& o, const CommandLine& line, int ranks) {
   few_steps(o, line, ranks);
+  need(o, preset(o.model).family == Family::kLlama, "grouped query heads, which GPT-2 has not; leave --model out");
   const auto shared = [&] {
     const GptConfig c = model_config(o);
     for (int r = 0; r < ranks; ++r)
@@ -47,7 +57,7 @@ void with_packed_weight(Options& o, const CommandLine& line, int ranks) {
 }
 
 void with_uneven_vocabulary(Options& o, const CommandLine& line, int ranks) {
-  few_steps(o, line, ranks);
+  with_fine_rounding(o, line, ranks);
   if (!line.given("--vocab") && model_config(o).vocab % ranks == 0)
     prefer(o, line, "--vocab", o.vocab, model_config(o).vocab + 1);
   need(o, model_config(o).vocab % ranks != 0, "a vocabulary that the ranks do not divide; leave --vocab out");
@@ -81,8 +91,8 @@ const std::vector<Sabotage>& sabotages() {
        [](TrainerOptions&, Faults& f, int) { f.clamp_without_mask = true; }},
       {"packed-as-one-block", "a packed [q|k|v] weight is cut as one matrix: ranks get q where others get k and v (P28)",
        with_packed_weight, [](TrainerOptions&, Faults& f, int) { f.packed_as_one_block = true; }},
-      {"norm-counts-replicas", "parameters that every rank holds enter the gradient norm once per rank (P17)", any,
-       [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
+      {"norm-counts-replicas", "parameters that every rank holds enter the gradient norm once per rank (P17)",
+       with_fine_rounding, [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
       {"norm-of-own-part", "the gradient norm leaves out what the axis's other ranks hold (P17)", any,
        [](TrainerOptions&, Faults& f, int) { f.norm_of_own_part = true; }},
       {"own-dropout", "every rank of the axis draws its own masks where they must agree (P27)", with_dropout,

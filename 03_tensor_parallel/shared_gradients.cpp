@@ -5,12 +5,12 @@
 namespace ref5d::tensor_parallel {
 
 void sum_gradient_over_holders(Parameter& p, const std::vector<SharedPart>& parts, std::shared_ptr<Axis> axis) {
-  for (const SharedPart& s : parts) (void)axis->ranks(s.holders);  // made now, in one order on all ranks
+  for (const SharedPart& s : parts) (void)axis->communicator(s.holders);  // made now, in one order on all ranks
   p.on_final.emplace_back([parts, axis = std::move(axis)](Parameter& q, Stream& stream) {
     const TrafficLedger::Phase phase(world().traffic(), "shared gradients");
     order(stream, axis->stream());
     const Tensor& gradient = q.final_gradient();
-    for (const SharedPart& s : parts) axis->ranks(s.holders).all_reduce(axis->stream(), gradient.rows(s.begin, s.end));
+    for (const SharedPart& s : parts) axis->communicator(s.holders).all_reduce(axis->stream(), gradient.rows(s.begin, s.end));
     return &axis->stream();
   });
 }

@@ -41,8 +41,7 @@ void cut_mlp(DenseMlp& mlp, const GptConfig& c, int ranks, int rank, const Fault
   mlp.down = std::make_unique<RowParallelLinear>(*mlp.down, columns, ranks, faults.bias_on_every_rank);
 }
 
-// The mixture of experts cuts its own.
-DenseMlp* dense(const Block& block) { return dynamic_cast<DenseMlp*>(block.mlp.get()); }
+DenseMlp& dense(const Block& block) { return dynamic_cast<DenseMlp&>(*block.mlp); }
 
 }  // namespace
 
@@ -56,7 +55,7 @@ void cut(Gpt& gpt, int ranks, int rank, const Faults& faults) {
     replicate_norm(block->attention_norm, ranks);
     replicate_norm(block->mlp_norm, ranks);
     cut_attention(*block->attention, c, ranks, rank, faults);
-    if (DenseMlp* mlp = dense(*block)) cut_mlp(*mlp, c, ranks, rank, faults);
+    cut_mlp(dense(*block), c, ranks, rank, faults);
   }
   replicate_norm(gpt.head->norm, ranks);
   make_column_parallel(gpt.head->projection, entries);  // of a tied weight the same placement again
@@ -74,7 +73,7 @@ void apply(Gpt& gpt, const std::shared_ptr<Axis>& axis) {
   const auto region = [&] { return std::make_unique<TensorParallelRegion>(axis, "forward", "backward"); };
   for (const auto& block : gpt.blocks) {
     block->attention->region = region();
-    if (DenseMlp* mlp = dense(*block)) mlp->region = region();
+    dense(*block).region = region();
   }
   sum_shared_gradients(gpt, axis);
 }
@@ -107,7 +106,7 @@ void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& op
     if (axis->faults().norm_of_own_part) return;
     const TrafficLedger::Phase phase(world().traffic(), "norm");
     order(stream, axis->stream());
-    axis->ranks().all_reduce(axis->stream(), partials);
+    axis->communicator().all_reduce(axis->stream(), partials);
     order(axis->stream(), stream);
   };
   settings.activation_part = [axis, model = settings.model, before = settings.activation_part](const std::string& name,

@@ -1,7 +1,5 @@
 #include "03_tensor_parallel/vocab_parallel.h"
 
-#include <algorithm>
-
 #include "03_tensor_parallel/conjugates.h"
 #include "03_tensor_parallel/parallel_linear.h"
 #include "common/comm/world.h"
@@ -28,13 +26,19 @@ VocabParallelHead::VocabParallelHead(Head&& whole, std::shared_ptr<Axis> axis)
 
 namespace {
 
-// A mistake to show: a logit of 0 for every entry that the last rank's share lacks of the largest.
-Tensor with_padding(const Axis& axis, Context& ctx, const Tensor& logits, std::int64_t vocab) {
-  const std::int64_t widest = share_of(vocab, axis.size(), 0).size();
-  if (axis.rank() + 1 < axis.size() || logits.dim(1) == widest) return logits;
-  Tensor padded = Tensor::zeros({logits.dim(0), widest}, logits.dtype(), MemoryCategory::kActivations, ctx.stream);
-  copy_matrix(ctx.stream, padded.columns(0, logits.dim(1)), logits);
-  return padded;
+struct Entries {
+  Tensor logits;
+  std::int64_t vocab;  // those of all ranks
+};
+// What takes part in the softmax: this rank's logits. A mistake to show: and on the last rank a logit of 0 for every entry that
+// its share lacks of the largest.
+Entries entries_of_softmax(const Axis& axis, Context& ctx, const Tensor& logits, std::int64_t vocab) {
+  const std::int64_t missing = share_of(vocab, axis.size(), 0).size() - logits.dim(1);
+  if (!axis.faults().padding_leaks || axis.rank() + 1 < axis.size() || missing == 0) return {logits, vocab};
+  const Shape padded{logits.dim(0), logits.dim(1) + missing};
+  Entries all{Tensor::zeros(padded, logits.dtype(), MemoryCategory::kActivations, ctx.stream), vocab + missing};
+  copy_matrix(ctx.stream, all.logits.columns(0, logits.dim(1)), logits);
+  return all;
 }
 
 }  // namespace
@@ -44,17 +48,16 @@ void vocab_parallel_cross_entropy(Axis& axis, Context& ctx, const Tensor& logits
   const TrafficLedger::Phase scope(world().traffic(), "cross-entropy");
   const auto over_ranks = [&](const Tensor& x, ReduceOp op) {
     order(ctx.stream, axis.stream());
-    axis.ranks().all_reduce(axis.stream(), x, op);
+    axis.communicator().all_reduce(axis.stream(), x, op);
     order(axis.stream(), ctx.stream);
   };
-  const Tensor counted = axis.faults().padding_leaks ? with_padding(axis, ctx, logits, vocab) : logits;
+  const Entries entries = entries_of_softmax(axis, ctx, logits, vocab);
   const Tensor greatest = ctx.statistic({logits.dim(0)});
-  cross_entropy_part_max(ctx.stream, greatest, counted);
+  cross_entropy_part_max(ctx.stream, greatest, entries.logits);
   if (!axis.faults().own_maximum) over_ranks(greatest, ReduceOp::kMax);
   // Relative to the greatest logit of all ranks no exponential overflows, and one of them is 1.
   const Tensor sums = ctx.statistic({2, logits.dim(0)});
-  const std::int64_t counted_vocab = std::max(vocab, here.begin + counted.dim(1));  // more with padding
-  cross_entropy_part_sums(ctx.stream, sums, counted, greatest, labels, here.begin, counted_vocab);
+  cross_entropy_part_sums(ctx.stream, sums, entries.logits, greatest, labels, here.begin, entries.vocab);
   over_ranks(sums, ReduceOp::kSum);
   cross_entropy_from_parts(ctx.stream, logits, loss, greatest, sums, labels, here.begin, vocab, scale);
 }
@@ -68,7 +71,7 @@ void VocabParallelHead::loss(Context& ctx, const Tensor& logits, Saved& saved) {
 }
 
 Tensor VocabParallelHead::gather_logits(Context& ctx, const Tensor& logits) {
-  return join_columns(*axis_, ctx, logits, vocab_, "sample");
+  return all_gather_columns(*axis_, ctx, logits, vocab_, "sample");
 }
 
 }  // namespace ref5d::tensor_parallel

@@ -10,9 +10,9 @@ namespace ref5d {
 
 namespace {
 
-// Tags: a bit for each axis, above them what part of a split axis it is, and of which split. Those of stretches begin above the
+// Tags: a bit for each axis, above them what part of a split axis it is, and of which split. Those of subgroups begin above the
 // reserved ones.
-constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96, kStretchTags = 2048;
+constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96, kSubgroupTags = 2048;
 
 unsigned axes_of(const std::string& names) {
   if (names == "world") return (1U << kAxes.size()) - 1;
@@ -99,7 +99,7 @@ std::pair<Communicator*, Communicator*> Mesh::split(const std::string& names, in
   return {make("/inner", near, kInnerTag), make("/outer", far, kOuterTag)};
 }
 
-Communicator& Mesh::stretch(const std::string& names, int begin, int end) {
+Communicator& Mesh::subgroup(const std::string& names, int begin, int end) {
   const unsigned axes = axes_of(names);
   const std::vector<int> all = ranks_along(axes);
   const int size = static_cast<int>(all.size()), me = make_group(all, 0).rank;
@@ -109,8 +109,8 @@ Communicator& Mesh::stretch(const std::string& names, int begin, int end) {
   const std::string name = names + "[" + std::to_string(begin) + "-" + std::to_string(end - 1) + "]";
   std::unique_ptr<Communicator>& c = split_communicators_[name];
   if (!c) {
-    // No two stretches have one tag, since two ranks may be in several together.
-    const int tag = kStretchTags + (begin * (size + 1) + end) * (1 << kAxes.size()) + static_cast<int>(axes);
+    // No two subgroups have one tag, since two ranks may be in several together.
+    const int tag = kSubgroupTags + (begin * (size + 1) + end) * (1 << kAxes.size()) + static_cast<int>(axes);
     c = std::make_unique<Communicator>(name, make_group({all.begin() + begin, all.begin() + end}, tag));
   }
   return *c;

@@ -39,8 +39,8 @@ class Mesh {
   [[nodiscard]] std::pair<Communicator*, Communicator*> split(const std::string& axes, int inner);
 
   // The ranks at places begin..end-1 along an axis, this one among them: named "tp[0-1]". Those that share a few of a tensor's
-  // rows and not others. std::logic_error if the stretch is not on the axis, or this rank not in it.
-  [[nodiscard]] Communicator& stretch(const std::string& axes, int begin, int end);
+  // rows and not others. std::logic_error if the places are not on the axis, or this rank is not among them.
+  [[nodiscard]] Communicator& subgroup(const std::string& axes, int begin, int end);
 
   [[nodiscard]] std::int64_t size(const std::string& axis) const;
   // This rank's place along it.

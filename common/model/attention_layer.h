@@ -63,7 +63,6 @@ class AttentionLayer {
   [[nodiscard]] std::int64_t local_kv_heads() const {
     return qkv ? (qkv->out() / heads.head_dim - local_heads()) / 2 : k->out() / heads.head_dim;
   }
-  [[nodiscard]] std::int64_t head_dim() const { return heads.head_dim; }
 
  private:
   struct Qkv {

@@ -19,6 +19,7 @@ class Packer {
     for (const Segment& s : segments) {
       add(s.begin);
       add(s.end);
+      add(s.replicas);
     }
   }
   [[nodiscard]] Bytes with(const Bytes& data) {
@@ -44,6 +45,7 @@ class Unpacker {
     for (Segment& s : all) {
       s.begin = number();
       s.end = number();
+      s.replicas = number();
     }
     return all;
   }

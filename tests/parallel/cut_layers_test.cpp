@@ -124,7 +124,7 @@ TEST_F(CutLayers, P24_ARowParallelBiasIsAddedOnce) {
     }
     fill_constant(ctx_.stream, linear.bias->weight, 1.0);
     const Tensor x = Tensor::zeros({4, linear.in()}, Dtype::kFp64, MemoryCategory::kWorkspace, ctx_.stream);
-    const Tensor y = tensor_parallel::sum(axis_, ctx_, linear.multiply(ctx_, x), "test");
+    const Tensor y = tensor_parallel::all_reduce(axis_, ctx_, linear.multiply(ctx_, x), "test");
     linear.add_bias(ctx_, y);
     EXPECT_EQ(unlike(wrong ? n_ : 1, y.to_doubles(ctx_.stream)), "");
     WeightGrads work;
@@ -132,6 +132,14 @@ TEST_F(CutLayers, P24_ARowParallelBiasIsAddedOnce) {
     linear.backward_bias(ctx_, tensor(std::vector<double>(12, 0.5), {4, 3}));
     work.run_all();
     EXPECT_EQ(unlike(2, linear.bias->gradient.to_doubles(ctx_.stream)), "");
+    // Its input's gradient is the whole layer's, at this rank's inputs.
+    const Linear whole("w", inputs, 3, true, false, 0.1);
+    materialise(*whole.weight, storage_of(Dtype::kFp64), ctx_.stream);
+    const Tensor dy = tensor({1, -2, 3, 4, 5, -6}, {2, 3}), dx = ctx_.activation({2, inputs});
+    const Tensor own_dx = ctx_.activation({2, linear.in()});
+    whole.backward_input(ctx_, dx, dy, false);
+    linear.backward_input(ctx_, own_dx, dy, false);
+    EXPECT_EQ(own_dx.to_doubles(ctx_.stream), tensor_parallel::own_columns(axis_, ctx_, dx).to_doubles(ctx_.stream));
   }
 }
 
@@ -173,24 +181,24 @@ TEST_F(CutLayers, ColumnsJoinedAndSplit) {
     for (std::int64_t i = 0; i < 3 * columns; ++i) values.push_back(static_cast<double>(i));
     const Tensor whole = tensor(values, {3, columns}), own = tensor_parallel::own_columns(axis_, ctx_, whole);
     EXPECT_EQ(own.dim(1), share_of(columns, n_, axis_.rank()).size());
-    EXPECT_EQ(tensor_parallel::join_columns(axis_, ctx_, own, columns, "test").to_doubles(ctx_.stream), values);
+    EXPECT_EQ(tensor_parallel::all_gather_columns(axis_, ctx_, own, columns, "test").to_doubles(ctx_.stream), values);
   }
 }
 
-// Each rank holds a stretch of the axis with its neighbours; sums go over exactly those.
-TEST_F(CutLayers, StretchesOfAnAxis) {
+// Each rank is in subgroups of the axis with its neighbours; sums go over exactly those.
+TEST_F(CutLayers, SubgroupsOfAnAxis) {
   for (int begin = 0; begin < n_; ++begin) {
     for (int end = begin + 1; end <= n_; ++end) {
       if (axis_.rank() < begin || axis_.rank() >= end) {
-        EXPECT_THROW((void)mesh_.stretch("tp", begin, end), std::logic_error);
+        EXPECT_THROW((void)mesh_.subgroup("tp", begin, end), std::logic_error);
         continue;
       }
       const Tensor x = tensor({double(1 << axis_.rank())}, {1});
-      mesh_.stretch("tp", begin, end).all_reduce(ctx_.stream, x);
+      mesh_.subgroup("tp", begin, end).all_reduce(ctx_.stream, x);
       EXPECT_EQ(x.to_doubles(ctx_.stream)[0], double((1 << end) - (1 << begin))) << begin << " to " << end;
     }
   }
-  EXPECT_THROW((void)mesh_.stretch("tp", 0, n_ + 1), std::logic_error);
+  EXPECT_THROW((void)mesh_.subgroup("tp", 0, n_ + 1), std::logic_error);
 }
 
 // An activation from parts: rows by replica, columns by rank, and shares of a sum.

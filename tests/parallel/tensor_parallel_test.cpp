@@ -45,6 +45,7 @@ TEST_F(TensorParallel, WithEveryStrategyOfTheReplicas) {
     auto mesh = tp_slice(tp, dp);
     if (!mesh) continue;
     for (const StrategyCase& s : strategies(dp)) {
+      if (kEmulated && s.options.kind != "zero2" && s.options.kind != "zero3") continue;
       for (const GptConfig& c : {with_heads(6, 3), with_heads(6, 1)})
         expect_trains_as_alone(*mesh, replicated_options(c, dp, {3, 1}), s, text(c));
       TrainerOptions o = replicated_options(variant("llama_mixed"), dp, {2, 1});
@@ -215,7 +216,7 @@ TEST_F(TensorParallel, LowPrecision) {
     if (!mesh) continue;
     for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
       for (const char* kind : {"ddp", "zero3"}) {
-        TrainerOptions o = replicated_options(with_heads(8, 2), dp, {2, 1});
+        TrainerOptions o = replicated_options(with_heads(8, 1), dp, {2, 1});
         o.model.hidden = 64;
         o.model.init_std = 0.05;
         o.optimizer.adamw.lr = 1e-3;  // with larger steps rounding grows into other directions of Adam's

@@ -29,7 +29,7 @@ class StandIns {
     environment.push_back("GPU_CHECK_OUT=" + dir_.path("out"));
     RunOptions options;
     options.environment = std::move(environment);
-    options.deadline = 120;
+    options.deadline = 180;
     return run_binary("../../common/tools/gpu_check", {}, options);
   }
 

@@ -30,9 +30,10 @@ Report equal_to_one_device(int ranks, const std::string& flags) {
       EXPECT_EQ(c.tolerance, 1e-11) << c.name;
     }
   }
-  for (const char* name : {"parameters of rank 0 of the tp axis", "a layer keeps of a micro-batch, rank 0"})
+  for (const char* name :
+       {"parameters, rank 0", "flops of linear layers in a step, rank 0", "a layer keeps of a micro-batch, rank 0"})
     EXPECT_TRUE(has_claim(report, name)) << name;
-  for (const char* name : {"tp, forward: all-reduces of a rank in a step", "tp: sent in all steps by all ranks"})
+  for (const char* name : {"tp, forward: all-reduces of rank 0", "tp, everything: sent by all ranks"})
     EXPECT_TRUE(has_claim(report, name) || !claims_traffic()) << name;
   return report;
 }
@@ -42,7 +43,7 @@ TEST(TensorParallel, P23_P25_UnevenSharesEqualOneDevice) {
   const Report report = equal_to_one_device(4, kUnevenShape + "--kv-heads 1 --check-order");
   ASSERT_EQ(report.mesh.size(), 5u);
   EXPECT_EQ(report.mesh[4], (std::pair<std::string, std::int64_t>{"tp", 4}));
-  EXPECT_TRUE(has_claim(report, "tp, shared gradients: sent in a step by all ranks") || !claims_traffic());
+  EXPECT_TRUE(has_claim(report, "tp, shared gradients: sent by all ranks") || !claims_traffic());
   (void)equal_to_one_device(4, kUnevenShape + "--kv-heads 2 --qk-norm --recompute full --grad-accum 3");
   (void)equal_to_one_device(4, kUnevenShape + "--kv-heads 3 --biases --recompute selective --check-order");
   (void)equal_to_one_device(5, kUnevenShape + "--kv-heads 6 --biases --qk-norm --tied --no-overlap");
@@ -114,6 +115,11 @@ TEST(TensorParallel, BadUsageIsOneLine) {
                 {1, "--sabotage own-maximum", {"mpiexec -n 2"}},
                 {2, "--sabotage drift", {"--sabotage drift", "no-input-sum"}},
                 {2, "--sabotage padding-leaks --vocab 256", {"does nothing", "--vocab"}},
+                {2, "--sabotage padding-leaks --dtype bf16", {"does nothing", "--dtype bf16"}},
+                {2, "--sabotage norm-counts-replicas --dtype bf16", {"does nothing", "--dtype bf16"}},
+                {2, "--sabotage clamp-without-mask --init-std 0", {"does nothing", "--init-std"}},
+                {2, "--sabotage kv-gradients-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
+                {2, "--sabotage qk-norm-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
                 {3, "--sabotage packed-as-one-block --heads 4 --kv-heads 4", {"does nothing", "--tp"}},
                 {2, "--sabotage packed-as-one-block --model tiny", {"does nothing", "--model tiny-gpt2"}},
                 {2, "--sabotage bias-on-every-rank --no-biases", {"does nothing", "--no-biases"}},
@@ -124,8 +130,8 @@ TEST(TensorParallel, BadUsageIsOneLine) {
                 {2, "--sabotage own-dropout --dropout 0", {"does nothing", "--dropout 0"}},
                 {4, "--tp 3", {"--tp 3 does not fit 4 ranks"}},
                 {3, "--tp 2 --dp 2", {"--dp 2 x --tp 2 does not fit 3 ranks"}},
-                {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "--heads 8"}},
-                {4, "--heads 4 --ffn 3", {"3 columns of the MLP", "--ffn 4"}},
+                {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "--tp 6 or less"}},
+                {4, "--heads 4 --ffn 3", {"3 columns of the MLP", "--tp 3 or less"}},
                 {2, "--tp 0", {"--tp 0"}},
                 {2, "--pp 2", {"--pp"}},
                 {2, "--strategy zero", {"--strategy zero", "zero1"}},
@@ -239,7 +245,8 @@ TEST(TensorParallel, Experiments) {
       {4,
        "pairs --kv-heads 2 " + kUnevenShape,
        {"pairs, column, row: operations", "pairs, column, column: operations",
-        "pairs: operations of column, row / of column, column", "pairs, row, column: y and dx within tolerance"},
+        "pairs: operations of column, row / of column, column", "pairs, row, column: y and dx within tolerance",
+        "pairs, row, row: y and dx within tolerance"},
        {"pairs, column, row: sent by all ranks", "pairs, row, column: sent by all ranks"}},
       {3,
        "loss --kv-heads 2 " + kUnevenShape,
@@ -248,7 +255,7 @@ TEST(TensorParallel, Experiments) {
       {1,
        "calculator",
        {"embedding and head of 128,256 x 8,192: more than 2 billion parameters",
-        "embedding and head of 128,256 x 8,192 on 1 of 8 ranks"},
+        "embedding and head of 128,256 x 8,192 on one of 8 ranks"},
        {}}};
   for (const auto& c : kCases) {
     const Report report = passing_tensor_parallel(c.ranks, "--experiment " + c.flags + " --dtype fp64");
