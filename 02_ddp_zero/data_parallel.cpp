@@ -83,7 +83,8 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   options.accumulate = [dp](Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) {
     dp->accumulate(gpt, ctx, loader, batch);
   };
-  options.after_update = [dp](Gpt& gpt, Context& ctx) {
+  options.after_update = [dp, before = options.after_update](Gpt& gpt, Context& ctx) {
+    if (before) before(gpt, ctx);
     dp->strategy->after_update();
     const bool last = dp->replicas.rank() + 1 == dp->replicas.size();
     if (!dp->options.faults.drift || !last) return;

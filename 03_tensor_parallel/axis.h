@@ -20,6 +20,7 @@ struct Faults {
   bool clamp_without_mask = false;     // tokens of other ranks look up this rank's first row
   bool packed_as_one_block = false;    // a packed [q|k|v] weight is cut as if it were one matrix (P28)
   bool norm_counts_replicas = false;   // what every rank holds enters the norm on every rank (P17)
+  bool drift = false;                  // the last rank's copies of what all hold change a little after each update (P12)
   bool norm_of_own_part = false;       // what other ranks hold does not enter the norm (P17)
 };
 

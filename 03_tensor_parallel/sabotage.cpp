@@ -25,7 +25,8 @@ void with_biases(Options& o, const CommandLine& line, int ranks) {
   few_steps(o, line, ranks);
   prefer(o, line, "--biases", o.biases, true);
   need(o, model_config(o).biases, "biases; leave --no-biases out");
-  need(o, o.steps > 1 && o.lr > 0, "an update that makes them differ from zero; leave --steps and --lr out");
+  need(o, std::min(o.steps, o.verify_steps) > 1 && o.lr >= 1e-4,
+       "a compared step after an update that makes them differ from zero; leave --steps, --verify-steps and --lr out");
 }
 
 void with_qk_norm(Options& o, const CommandLine& line, int ranks) {
@@ -66,7 +67,7 @@ void with_uneven_vocabulary(Options& o, const CommandLine& line, int ranks) {
 void with_dropout(Options& o, const CommandLine& line, int ranks) {
   few_steps(o, line, ranks);
   prefer(o, line, "--dropout", o.dropout, 0.1);
-  need(o, model_config(o).dropout > 0, "dropout; leave --dropout 0 out");
+  need(o, model_config(o).dropout >= 0.01, "dropout that hits some elements; leave --dropout out");
 }
 
 void any(Options& o, const CommandLine& line, int ranks) { few_steps(o, line, ranks); }
@@ -95,6 +96,8 @@ const std::vector<Sabotage>& sabotages() {
        with_fine_rounding, [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
       {"norm-of-own-part", "the gradient norm leaves out what the axis's other ranks hold (P17)", any,
        [](TrainerOptions&, Faults& f, int) { f.norm_of_own_part = true; }},
+      {"drift", "the last rank's norms change a little after every update, as by a sum that one rank missed (P12)", any,
+       [](TrainerOptions&, Faults& f, int) { f.drift = true; }},
       {"own-dropout", "every rank of the axis draws its own masks where they must agree (P27)", with_dropout,
        [](TrainerOptions& t, Faults&, int rank) { t.other_dropout = static_cast<std::uint64_t>(rank); }},
   };

@@ -21,7 +21,12 @@ namespace ref5d {
 namespace {
 
 // Ranks that do different things wait for each other in vain, or compute what nobody asked for.
-void expect_same_flags(World& world, char** argv) {
+void expect_same_flags(World& world, const std::string& name, char** argv) {
+  const std::vector<Bytes> names = all_gather_on_host(world.everyone(), to_bytes(name));
+  for (std::size_t r = 1; r < names.size(); ++r)
+    if (names[r] != names[0])
+      throw InputError(fmt::format("rank 0 runs {} and rank {} runs {}; start one program on all ranks", to_text(names[0]), r,
+                                   to_text(names[r])));
   Json flags = Json::array();
   for (char** flag = argv + 1; *flag != nullptr; ++flag) flags.push_back(std::string(*flag));
   const std::vector<Bytes> all = all_gather_on_host(world.everyone(), to_bytes(flags.dump()));
@@ -39,8 +44,10 @@ int run_parallel_program(const std::string& name, char** argv, const std::functi
     device().set_threads(threads_per_process(world.local_size()));
     try {
       Device::select(world.local_rank());
-      expect_same_flags(world, argv);
-      return static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(body(world))), true)));
+      expect_same_flags(world, name, argv);
+      const int status = body(world);
+      world.order().finish(world.everyone());
+      return static_cast<int>(to_number(broadcast_on_host(world.everyone(), to_bytes(static_cast<double>(status)), true)));
     } catch (...) {
       Failure failure = current_failure();
       const std::string by = world.is_root() ? "" : fmt::format("rank {}: ", world.rank());

@@ -143,6 +143,8 @@ void OrderLedger::finish(const Group& everyone) {
         "the last notices of --check-order", world().timeout());
     expect_no_more(other, peer);
   }
+  // What a rank calls from now on must not reach one that is still comparing.
+  barrier_on_host(everyone);
 }
 
 }  // namespace ref5d

@@ -31,7 +31,7 @@ class OrderLedger {
   void receives(const Group& group, const std::string& axis, int peer, std::int64_t count, const std::string& dtype);
   // Looks for what peers have told; throws likewise.
   void compare();
-  // At the end of a run, on all ranks: RunError if some rank has made calls that its peer has not.
+  // At the end of a run or a part of it, on all ranks: RunError if some rank has made calls that its peer has not.
   void finish(const Group& everyone);
 
  private:

@@ -82,8 +82,12 @@ TEST(TensorParallel, LowPrecision) {
     (void)passing_tensor_parallel(4, std::string("--dtype bf16 --tp 2 --qk-norm ") + flags);
 }
 
-// What a sample gathers is not a step's.
-TEST(TensorParallel, SamplesAreNotInTheTraffic) { (void)passing_tensor_parallel(2, "--sample 3"); }
+// What a sample gathers is not a step's; and what comes after the training keeps one order, too.
+TEST(TensorParallel, SamplesAreNotInTheTraffic) {
+  (void)passing_tensor_parallel(2, "--sample 3");
+  for (int turn = 0; turn < 3; ++turn) (void)passing_tensor_parallel(3, "--heads 3 --hidden 24 --sample 5 --check-order");
+  (void)passing_tensor_parallel(4, "--tp 2 --experiment pairs --check-order");
+}
 
 TEST(TensorParallel, EverySabotageIsNoticed) {
   expect_sabotages_noticed(kTensorParallel, {{"no-input-sum", "gradients/"},
@@ -96,6 +100,7 @@ TEST(TensorParallel, EverySabotageIsNoticed) {
                                              {"packed-as-one-block", "loss/step 1"},
                                              {"norm-counts-replicas", "grad norm/step 1"},
                                              {"norm-of-own-part", "grad norm/step 1"},
+                                             {"drift", "replicas/"},
                                              {"own-dropout", "loss/step 1"}});
   // Where the user's flags allow it, in a layout of more axes.
   expect_one_error(run_tiny_on(4, kTensorParallel, "--quiet --tp 2 --strategy zero3 --sabotage kv-gradients-unsummed"), 1,
@@ -113,7 +118,7 @@ TEST(TensorParallel, BadUsageIsOneLine) {
   } kCases[] = {{2, "--sabotage own-maximum --no-verify", {"--sabotage", "--no-verify"}},
                 {2, "--sabotage own-maximum --tp 1", {"several ranks along tp"}},
                 {1, "--sabotage own-maximum", {"mpiexec -n 2"}},
-                {2, "--sabotage drift", {"--sabotage drift", "no-input-sum"}},
+                {2, "--sabotage drifting", {"--sabotage drifting", "no-input-sum"}},
                 {2, "--sabotage padding-leaks --vocab 256", {"does nothing", "--vocab"}},
                 {2, "--sabotage padding-leaks --dtype bf16", {"does nothing", "--dtype bf16"}},
                 {2, "--sabotage norm-counts-replicas --dtype bf16", {"does nothing", "--dtype bf16"}},
@@ -127,7 +132,10 @@ TEST(TensorParallel, BadUsageIsOneLine) {
                 {2, "--sabotage bias-on-every-rank --lr 0", {"does nothing", "--lr"}},
                 {2, "--sabotage qk-norm-unsummed --no-qk-norm", {"does nothing", "--no-qk-norm"}},
                 {2, "--sabotage kv-gradients-unsummed --kv-heads 2", {"does nothing", "--kv-heads"}},
-                {2, "--sabotage own-dropout --dropout 0", {"does nothing", "--dropout 0"}},
+                {2, "--sabotage own-dropout --dropout 0", {"does nothing", "--dropout"}},
+                {2, "--sabotage own-dropout --dropout 1e-9", {"does nothing", "--dropout"}},
+                {2, "--sabotage bias-on-every-rank --verify-steps 1", {"does nothing", "--verify-steps"}},
+                {2, "--sabotage bias-on-every-rank --lr 1e-6", {"does nothing", "--lr"}},
                 {4, "--tp 3", {"--tp 3 does not fit 4 ranks"}},
                 {3, "--tp 2 --dp 2", {"--dp 2 x --tp 2 does not fit 3 ranks"}},
                 {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "--tp 6 or less"}},
