@@ -33,8 +33,12 @@ library_sources = $(filter-out $(TOOLS:%=common/tools/%.cpp) %/main.cpp common/t
   $(if $(filter emu,$(MODE)),common/device/cpu/memory.cpp) \
   $(foreach m,$(filter-out $(OWN),$(MODES)),common/device/$(m)/% common/kernels/$(m)/% common/comm/$(m)/%), \
   $(shell find $(2) -name '*.$(1)' | sort))
+# Host code that knows nothing of devices is the same in every mode. With SHARE_HOST the emulator takes the CPU's, for a short build,
+# without what its sanitizers would check there.
+SHARED := $(if $(SHARE_HOST),$(foreach d,io verify app tools,common/$(d)/%))
 # Kernels first: the longest to compile are among them.
-library_objects = $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cu,$(1)) $(call library_sources,cpp,$(1)))
+library_objects = $(patsubst %,$(BUILD)/obj/%.o,$(call library_sources,cu,$(1)) $(filter-out $(SHARED),$(call library_sources,cpp,$(1)))) \
+  $(patsubst %,build/cpu/obj/%.o,$(filter $(SHARED),$(call library_sources,cpp,$(1))))
 LESSON_LIBRARIES := $(LESSONS:%=$(BUILD)/lib%.a)
 TEST_GROUPS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/*_test.cpp)))
 TEST_GROUPS := $(sort $(TEST_GROUPS))
@@ -121,14 +125,16 @@ emulator-tests: $(BUILD)/tests/emulator $(BUILD)/tests/parallel
 $(BUILD)/tests/cpu_values.safetensors: build/cpu/kernels
 	@mkdir -p $(@D)
 	build/cpu/kernels --write $@
-.PHONY: cpu_kernels
-cpu_kernels:
-	@$(MAKE) --no-print-directory MODE=cpu BUILD=build/cpu build/cpu/kernels
-build/cpu/kernels: cpu_kernels ;
+SHARED_OBJECTS := $(filter build/cpu/%,$(call library_objects,common))
+.PHONY: of_cpu
+of_cpu:
+	@$(MAKE) --no-print-directory MODE=cpu BUILD=build/cpu SHARE_HOST= build/cpu/kernels $(SHARED_OBJECTS)
+build/cpu/kernels $(SHARED_OBJECTS): of_cpu ;
 endif
 
 $(BUILD)/libref5d.a: $(call library_objects,common)
-$(foreach l,$(LESSONS),$(eval $(BUILD)/lib$(l).a: $(call library_objects,$(l))))
+# The emulator's lessons are compiled in one piece each, as bundles of tests are (below).
+$(foreach l,$(LESSONS),$(eval $(BUILD)/lib$(l).a: $(if $(filter emu,$(MODE)),$(BUILD)/obj/bundles/$(l).cpp.o,$(call library_objects,$(l)))))
 $(BUILD)/libref5d.a $(LESSON_LIBRARIES):
 	@rm -f $@
 	ar rcs $@ $^
@@ -169,13 +175,14 @@ OF_OTHER_MODES := $(foreach m,$(filter-out $(OWN),$(MODES)),%_$(m)_test.cpp %_$(
 test_sources = $(filter-out $(OF_OTHER_MODES),$(wildcard tests/$(1)/*.cpp tests/$(1)/*.cu tests/support/*.cpp))
 # Most of a test's compilation goes into headers that others include, too. So these are compiled as one file of includes each;
 # names at file scope must differ within it.
-BUNDLES := unit_kernel unit_io unit_others parallel programs
+BUNDLES := unit_kernel unit_io unit_others parallel programs $(if $(filter emu,$(MODE)),$(LESSONS))
 test_files = $(filter tests/$(1),$(call test_sources,$(firstword $(subst /, ,$(1)))))
 bundle_unit_kernel := $(call test_files,unit/kernel_%_test.cpp)
 bundle_unit_io := $(call test_files,unit/io_%_test.cpp)
 bundle_unit_others := $(filter-out $(bundle_unit_kernel) $(bundle_unit_io) tests/unit/emulator_%,$(call test_files,unit/%_test.cpp))
 bundle_parallel := $(call test_files,parallel/%.cpp)
 bundle_programs := $(call test_files,programs/%.cpp)
+$(foreach l,$(LESSONS),$(eval bundle_$(l) := $(call library_sources,cpp,$(l))))
 $(foreach b,$(BUNDLES),$(eval $(BUILD)/bundles/$(b).cpp: $(bundle_$(b)) $(sort $(dir $(bundle_$(b))))))
 $(BUNDLES:%=$(BUILD)/bundles/%.cpp): Makefile
 	@mkdir -p $(@D)
@@ -217,7 +224,7 @@ SEED ?=
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
-	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu emulator-tests
+	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu SHARE_HOST=1 emulator-tests
 	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
 	  'build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS)' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*'
 else ifeq ($(MODE),emu)

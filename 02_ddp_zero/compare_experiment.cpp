@@ -15,21 +15,21 @@ namespace {
 
 constexpr std::int64_t kSteps = 5;
 
-struct Variant {
+struct CompareVariant {
   std::string name;
   StrategyOptions strategy;
 };
 
-std::vector<Variant> variants(const StrategyOptions& given, std::int64_t micro_batches) {
+std::vector<CompareVariant> variants(const StrategyOptions& given, std::int64_t micro_batches) {
   const auto make = [&](const char* name, const char* kind, void (*change)(StrategyOptions&) = nullptr) {
     StrategyOptions s;
     s.kind = kind;
     s.bucket_bytes = given.bucket_bytes;
     s.reduce_dtype = given.reduce_dtype;
     if (change != nullptr) change(s);
-    return Variant{name, s};
+    return CompareVariant{name, s};
   };
-  std::vector<Variant> all{make("naive", "naive"), make("ddp", "ddp")};
+  std::vector<CompareVariant> all{make("naive", "naive"), make("ddp", "ddp")};
   if (micro_batches > 1)
     all.push_back(make("ddp, no no_sync", "ddp", [](StrategyOptions& s) { s.sync_every_micro_batch = true; }));
   all.push_back(make("zero1", "zero1"));
@@ -43,14 +43,14 @@ std::vector<Variant> variants(const StrategyOptions& given, std::int64_t micro_b
   return all;
 }
 
-struct Row {
+struct CompareRow {
   double sent = 0, between_nodes = 0;         // by all ranks in a step
   double state_peak = 0;                      // of rank 0: the categories' peaks, added
   double calls = 0, step_ms = 0, tokens = 0;  // a step's
 };
 
-Row row_of(const Measured& m) {
-  Row row;
+CompareRow row_of(const Measured& m) {
+  CompareRow row;
   for (const TrafficRow& t : m.report.traffic) {
     if (t.phase == "loss" || t.phase == "norm") continue;
     row.sent += static_cast<double>(t.total_wire_bytes) / kSteps;
@@ -65,7 +65,7 @@ Row row_of(const Measured& m) {
   return row;
 }
 
-void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const char* a, const char* b, double expected,
+void claim_ratio(Experiment& e, const std::map<std::string, CompareRow>& rows, const char* a, const char* b, double expected,
                  const std::string& note = "") {
   if (!rows.contains(a) || !rows.contains(b)) return;
   e.report.claims.push_back(
@@ -74,7 +74,7 @@ void claim_ratio(Experiment& e, const std::map<std::string, Row>& rows, const ch
 
 // Where a node's ranks share a copy, hsdp sends between nodes what its replicas add up, once. Under zero3 a rank sends to each
 // of the others alike, of whom N - S are elsewhere.
-void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, int shard) {
+void claim_between_nodes(Experiment& e, const std::map<std::string, CompareRow>& rows, int shard) {
   const int ranks = e.mesh["dp"].size(), nodes = e.world.node_count();
   if (nodes < 2 || shard * nodes != ranks || !groups_are_within_nodes(e.world, e.mesh["dp"].group().ranks, shard)) return;
   StrategyOptions s;
@@ -90,8 +90,8 @@ void claim_between_nodes(Experiment& e, const std::map<std::string, Row>& rows, 
 }
 
 // Of links between nodes that are the bottleneck, the ratio of bytes is what to expect of the speed.
-void print_advantage(const std::map<std::string, Row>& rows, const char* a, const char* b) {
-  const Row &x = rows.at(a), &y = rows.at(b);
+void print_advantage(const std::map<std::string, CompareRow>& rows, const char* a, const char* b) {
+  const CompareRow &x = rows.at(a), &y = rows.at(b);
   fmt::print("{} against {}: {:.2f}x the tokens per second, with 1/{:.2f} of the bytes between nodes\n", a, b,
              y.step_ms / x.step_ms, y.between_nodes / x.between_nodes);
 }
@@ -106,14 +106,14 @@ double formula(const Experiment& e, const StrategyOptions& s, int shard) {
 
 void compare_experiment(Experiment& e) {
   const int ranks = e.mesh["dp"].size(), shard = hsdp_shard_size(e.lesson.shard_size, e.world, e.mesh);
-  std::map<std::string, Row> rows;
+  std::map<std::string, CompareRow> rows;
   std::map<std::string, double> formulas;
   std::vector<std::vector<std::string>> table{{"strategy", "sent per rank and step", "x (N-1)/N Psi", "between nodes", "calls",
                                                "state, peak", "per parameter", "ms", "tok/s"}};
   const auto parameters = static_cast<double>(model_config(e.options).parameter_count());
   const double unit = parameters * static_cast<double>(dtype_size(e.options.dtype)) * (ranks - 1) / ranks;
-  for (const Variant& v : variants(e.lesson.strategy, e.options.grad_accum)) {
-    const Row row = row_of(measure(e.options, v.strategy, shard, kSteps, e.world, e.mesh));
+  for (const CompareVariant& v : variants(e.lesson.strategy, e.options.grad_accum)) {
+    const CompareRow row = row_of(measure(e.options, v.strategy, shard, kSteps, e.world, e.mesh));
     rows[v.name] = row;
     formulas[v.name] = formula(e, v.strategy, v.strategy.kind == "hsdp" ? shard : ranks);
     table.push_back({v.name, grouped_digits(static_cast<std::int64_t>(row.sent / ranks)),

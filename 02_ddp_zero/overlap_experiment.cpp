@@ -14,7 +14,7 @@ namespace ref5d::data_parallel {
 
 namespace {
 
-struct Variant {
+struct OverlapVariant {
   const char* name;
   const char* kind;
   bool prefetch;
@@ -22,13 +22,13 @@ struct Variant {
     return fmt::format("{}.{}{}.json", prefix, kind, prefetch ? "" : "-no-prefetch");
   }
 };
-constexpr Variant kVariants[] = {{"naive", "naive", true},
-                                 {"ddp", "ddp", true},
-                                 {"zero1", "zero1", true},
-                                 {"zero2", "zero2", true},
-                                 {"zero3, no prefetch", "zero3", false},
-                                 {"zero3", "zero3", true},
-                                 {"hsdp", "hsdp", true}};
+constexpr OverlapVariant kVariants[] = {{"naive", "naive", true},
+                                        {"ddp", "ddp", true},
+                                        {"zero1", "zero1", true},
+                                        {"zero2", "zero2", true},
+                                        {"zero3, no prefetch", "zero3", false},
+                                        {"zero3", "zero3", true},
+                                        {"hsdp", "hsdp", true}};
 
 void claim_less(Experiment& e, const std::map<std::string, VirtualRun>& runs, const char* a, const char* b) {
   e.report.claims.push_back(make_claim(fmt::format("exposed in virtual time: less with {} than with {}", a, b), 1,
@@ -41,7 +41,7 @@ void claim_less(Experiment& e, const std::map<std::string, VirtualRun>& runs, co
 std::vector<OutputFile> virtual_traces(const std::string& prefix) {
   std::vector<OutputFile> files;
   if (prefix.empty()) return files;
-  for (const Variant& v : kVariants) files.push_back({"--virtual-trace", v.trace(prefix)});
+  for (const OverlapVariant& v : kVariants) files.push_back({"--virtual-trace", v.trace(prefix)});
   return files;
 }
 
@@ -52,7 +52,7 @@ void overlap_experiment(Experiment& e) {
   std::map<std::string, VirtualRun> runs;
   std::vector<std::vector<std::string>> table{
       {"strategy", "computation, us", "on the link, us", "exposed, us", "of it", "virtual step, us"}};
-  for (const Variant& v : kVariants) {
+  for (const OverlapVariant& v : kVariants) {
     StrategyOptions s;
     s.kind = v.kind;
     s.prefetch = v.prefetch;
