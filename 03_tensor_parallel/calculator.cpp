@@ -70,7 +70,7 @@ void calculator_experiment(Experiment& e) {
   if (!e.world.is_root()) return;
   large_vocabulary(e);
   const GptConfig c = model_config(e.options);
-  layer(e, c, c.preset);
+  layer(e, c, "the model");
   if (c.preset != "llama-8b") layer(e, preset("llama-8b"), "llama-8b");
 }
 

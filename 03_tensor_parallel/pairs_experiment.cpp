@@ -167,7 +167,7 @@ void pairs_experiment(Experiment& e) {
   Pair pair(e, s);
   const Tensor x = drawn(pair.ctx, {s.T, s.H}, 1), dy = drawn(pair.ctx, {s.T, s.H}, 2);
   const Result truth = on_one_device(pair, s, x, dy);
-  std::vector<std::vector<std::string>> table{{"cut", "calls", "sent per rank", "x T H", "error of y", "of dx"}};
+  std::vector<std::vector<std::string>> table{{"cut", "calls", "sent per rank", "/ (T H e)", "error of y", "of dx"}};
   std::vector<TrafficCount> sent;
   const auto element = static_cast<std::int64_t>(dtype_size(pair.ctx.dtype));
   for (const Order& order : kOrders) {
