@@ -61,14 +61,14 @@ std::vector<Segment> packed_segments(const GptConfig& c, const Heads& heads) {
 }
 
 void expect_cuttable(const GptConfig& c, int ranks) {
-  const auto expect = [&](std::int64_t n, const char* what, const char* flag) {
+  const auto expect = [&](std::int64_t n, const char* what) {
     if (n >= ranks) return;
-    throw InputError(fmt::format("--tp {} cannot cut {} {}: every rank needs one at least; use --tp {} or less, or {} {}",
-                                 ranks, n, what, n, flag, ranks));
+    throw InputError(
+        fmt::format("--tp {} cannot cut {} {}: every rank needs one at least; use --tp {} or less", ranks, n, what, n));
   };
-  expect(c.heads, "heads", "--heads");
-  expect(c.ffn, "columns of the MLP", "--ffn");
-  expect(c.vocab, "entries of the vocabulary", "--vocab");
+  expect(c.heads, "heads");
+  expect(c.ffn, "columns of the MLP");
+  expect(c.vocab, "entries of the vocabulary");
 }
 
 }  // namespace ref5d::tensor_parallel
