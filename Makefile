@@ -54,7 +54,9 @@ CUT_MODELS := TensorParallel.*:CutLayers.*
 TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*
 parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS) \
   $(1)@16=$(COMMUNICATION)
-TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),$(t)))
+# Programs on several hosts compare times, so they come last, when nothing runs beside them any more.
+TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),\
+  $(if $(filter %/programs,$(t)),$(t)=-ClusterHosts.*,$(t)))) $(patsubst %,%=ClusterHosts.*,$(filter %/programs,$(TESTS)))
 
 CXX := mpicxx
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Werror
@@ -236,7 +238,7 @@ endif
 
 test-fast: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(filter-out %/programs,$(TESTS))
-	@tests/run $(filter-out %/programs,$(TEST_RUNS))
+	@tests/run $(filter-out $(BUILD)/tests/programs=%,$(TEST_RUNS))
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
