@@ -54,9 +54,12 @@ CUT_MODELS := TensorParallel.*:CutLayers.*
 TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*
 parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS) \
   $(1)@16=$(COMMUNICATION)
-# Programs on several hosts compare times, so they come last, when nothing runs beside them any more.
-TEST_RUNS := $(foreach t,$(TESTS),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),\
-  $(if $(filter %/programs,$(t)),$(t)=-ClusterHosts.*,$(t)))) $(patsubst %,%=ClusterHosts.*,$(filter %/programs,$(TESTS)))
+# Of the programs' tests some mostly wait, so they run beside the others; those on several hosts compare times, and run alone.
+WAITING := GpuCheck.*:RanksFailing.*:Plots.*
+TEST_RUNS := $(foreach t,$(filter-out %/programs,$(TESTS)),$(if $(filter %/parallel,$(t)),$(call parallel_runs,$(t)),$(t)))
+program_tests = $(patsubst %,%=$(1),$(filter %/programs,$(TESTS)))
+ALL_TEST_RUNS = $(TEST_RUNS) $(call program_tests,-ClusterHosts.*:$(WAITING)) --beside $(call program_tests,$(WAITING)) $(1) \
+  --alone $(call program_tests,ClusterHosts.*)
 
 CXX := mpicxx
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Werror
@@ -66,7 +69,13 @@ CXXFLAGS = -std=c++20 $(OPTIMIZE) -g1 -I. $(WARNINGS)
 LDLIBS := -lfmt
 # Lessons build on earlier ones, so the order of their libraries does not matter.
 LINK = $(CXX) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
-COMPILE_CPP = $(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(DEFINES) -MMD -MP -c $< -o $@
+# Most of what a file of host code takes to compile is the standard library's headers, so these are compiled once for each level of
+# optimization. MODE=cuda does without, which shows whether a file names what it needs.
+STANDARD_HEADERS := algorithm array chrono cmath cstdint cstring fmt/format.h functional map memory numeric optional set span stdexcept \
+  string string_view unordered_map utility vector
+LEVELS := $(if $(filter cpu,$(MODE)),-O2) $(if $(filter cpu emu,$(MODE)),-O0 -O1)
+PRECOMPILED = $(if $(strip $(LEVELS)),-include $(BUILD)/headers/$(OPTIMIZE).h)
+COMPILE_CPP = $(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(PRECOMPILED) $(DEFINES) -MMD -MP -c $< -o $@
 
 ifeq ($(MODE),cpu)
 KERNEL_FLAGS := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp
@@ -153,7 +162,15 @@ $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"
 $(foreach f,0 common/io common/tools common/verify,$(BUILD)/obj/$(f)%.cpp.o): OPTIMIZE := $(if $(filter emu,$(MODE)),-O0,-O1)
 $(foreach f,common/app tests,$(BUILD)/obj/$(f)/%.cpp.o): OPTIMIZE := -O0
 
-$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS)
+$(LEVELS:%=$(BUILD)/headers/%.h): Makefile
+	@mkdir -p $(@D)
+	@printf '#include <%s>\n' $(STANDARD_HEADERS) >$@
+
+$(LEVELS:%=$(BUILD)/headers/%.h.gch): $(BUILD)/headers/%.h.gch: $(BUILD)/headers/%.h $(FLAGS)
+	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) -x c++-header -c $< -o $@
+$(foreach l,$(LEVELS),$(eval $(BUILD)/headers/$(l).h.gch: OPTIMIZE := $(l)))
+
+$(BUILD)/obj/%.cpp.o: %.cpp $(FLAGS) $(LEVELS:%=$(BUILD)/headers/%.h.gch)
 	@mkdir -p $(@D)
 	$(COMPILE_CPP)
 
@@ -189,11 +206,11 @@ $(foreach b,$(BUNDLES),$(eval $(BUILD)/bundles/$(b).cpp: $(bundle_$(b)) $(sort $
 $(BUNDLES:%=$(BUILD)/bundles/%.cpp): Makefile
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(filter %.cpp,$^) >$@
-$(BUNDLES:%=$(BUILD)/obj/bundles/%.cpp.o): $(BUILD)/obj/%.cpp.o: $(BUILD)/%.cpp $(FLAGS)
+$(BUNDLES:%=$(BUILD)/obj/bundles/%.cpp.o): $(BUILD)/obj/%.cpp.o: $(BUILD)/%.cpp $(FLAGS) $(LEVELS:%=$(BUILD)/headers/%.h.gch)
 	@mkdir -p $(@D)
 	$(COMPILE_CPP)
-$(BUILD)/obj/bundles/unit_%.cpp.o: OPTIMIZE := -O1
-$(foreach b,parallel programs,$(BUILD)/obj/bundles/$(b).cpp.o): OPTIMIZE := -O0
+$(BUILD)/obj/bundles/unit_kernel.cpp.o: OPTIMIZE := -O1
+$(foreach b,unit_io unit_others parallel programs,$(BUILD)/obj/bundles/$(b).cpp.o): OPTIMIZE := -O0
 test_objects = $(foreach b,$(filter $(1) $(1)_%,$(BUNDLES)),$(BUILD)/obj/bundles/$(b).cpp.o) \
   $(patsubst %,$(BUILD)/obj/%.o,$(filter-out $(foreach b,$(BUNDLES),$(bundle_$(b))),$(call test_sources,$(1))))
 # The emulator's own, with what they include, and the streams'. (Under MODE=emu they are in tests/unit, too.)
@@ -227,18 +244,18 @@ test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all tests
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu SHARE_HOST=1 emulator-tests
-	@tests/run $(TEST_RUNS) --beside build/emu/tests/emulator 'build/emu/tests/parallel@3=$(COMMUNICATION)' \
-	  'build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS)' 'build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*'
+	@tests/run $(call ALL_TEST_RUNS,build/emu/tests/emulator build/emu/tests/parallel@3=$(COMMUNICATION) \
+	  build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS) build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*)
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3
 else
-	@tests/run $(TEST_RUNS)
+	@tests/run $(ALL_TEST_RUNS)
 endif
 
 test-fast: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) $(filter-out %/programs,$(TESTS))
-	@tests/run $(filter-out $(BUILD)/tests/programs=%,$(TEST_RUNS))
+	@tests/run $(TEST_RUNS)
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=$(MODE) all
