@@ -69,10 +69,8 @@ CXXFLAGS = -std=c++20 $(OPTIMIZE) -g1 -I. $(WARNINGS)
 LDLIBS := -lfmt
 # Lessons build on earlier ones, so the order of their libraries does not matter.
 LINK = $(CXX) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
-# Most of what a file of host code takes to compile is the standard library's headers, so these are compiled once for each level of
-# optimization. MODE=cuda does without, which shows whether a file names what it needs.
-STANDARD_HEADERS := algorithm array chrono cmath cstdint cstring fmt/format.h functional map memory numeric optional set span stdexcept \
-  string string_view unordered_map utility vector
+# Most of what a file of host code takes to compile is the standard library's headers, so common/standard_headers.h is compiled once
+# for each level of optimization. MODE=cuda does without, which shows whether a file names what it needs.
 LEVELS := $(if $(filter cpu,$(MODE)),-O2) $(if $(filter cpu emu,$(MODE)),-O0 -O1)
 PRECOMPILED = $(if $(strip $(LEVELS)),-include $(BUILD)/headers/$(OPTIMIZE).h)
 COMPILE_CPP = $(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) $(PRECOMPILED) $(DEFINES) -MMD -MP -c $< -o $@
@@ -84,6 +82,7 @@ LDLIBS += -fopenmp
 $(BUILD)/bench: LDLIBS += -lopenblas  # to compare with
 COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += $(KERNEL_FLAGS)
+$(BUILD)/obj/common/kernels/cpu/%.cpp.o: PRECOMPILED =
 else ifeq ($(MODE),emu)
 # Kernels call the emulator before every access to memory (emu/hooks.cpp); the host's code is checked by the compiler's own
 # sanitizers: address, or address,undefined, which takes half as long again to build. The emulator itself, and the matrix product
@@ -102,8 +101,8 @@ COMPILE_CU = $(CXX) -x c++ $(CXXFLAGS) $(KERNEL_OPTIMIZE) -g -gno-statement-fron
   objcopy $(foreach f,memcpy memmove memset,--redefine-sym $(f)=ref5d_$(f)) $@
 $(BUILD)/obj/common/tools/emulate/%.cu.o: WARNINGS += -Wno-unknown-pragmas -Wno-sign-compare  # as nvcc has it
 HOST_SANITIZERS = $(SANITIZERS)
-$(BUILD)/obj/common/device/emu/%.cpp.o: HOST_SANITIZERS =
-$(BUILD)/obj/common/kernels/cpu/%.cpp.o: HOST_SANITIZERS =
+$(foreach f,device/emu kernels/cpu,$(BUILD)/obj/common/$(f)/%.cpp.o): HOST_SANITIZERS =
+$(foreach f,device/emu kernels/cpu,$(BUILD)/obj/common/$(f)/%.cpp.o): PRECOMPILED =
 $(BUILD)/obj/common/device/emu/%.cpp.o: CXXFLAGS += -O3 -g -fno-omit-frame-pointer
 $(BUILD)/obj/common/kernels/cpu/%.cpp.o: CXXFLAGS += -O3 -march=native -fno-math-errno -fno-trapping-math
 else
@@ -162,11 +161,8 @@ $(BUILD)/obj/common/train/default_text.cpp.o: DEFINES += -DREF5D_DEFAULT_TEXT='"
 $(foreach f,0 common/io common/tools common/verify,$(BUILD)/obj/$(f)%.cpp.o): OPTIMIZE := $(if $(filter emu,$(MODE)),-O0,-O1)
 $(foreach f,common/app tests,$(BUILD)/obj/$(f)/%.cpp.o): OPTIMIZE := -O0
 
-$(LEVELS:%=$(BUILD)/headers/%.h): Makefile
+$(LEVELS:%=$(BUILD)/headers/%.h.gch): common/standard_headers.h $(FLAGS)
 	@mkdir -p $(@D)
-	@printf '#include <%s>\n' $(STANDARD_HEADERS) >$@
-
-$(LEVELS:%=$(BUILD)/headers/%.h.gch): $(BUILD)/headers/%.h.gch: $(BUILD)/headers/%.h $(FLAGS)
 	$(CXX) $(CXXFLAGS) $(HOST_SANITIZERS) -x c++-header -c $< -o $@
 $(foreach l,$(LEVELS),$(eval $(BUILD)/headers/$(l).h.gch: OPTIMIZE := $(l)))
 
