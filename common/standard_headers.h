@@ -1,4 +1,5 @@
-// The headers that most host code includes. The Makefile compiles them once and has every file of host code begin with the result.
+// The headers that most host code includes. The Makefile compiles them once, and every file of host code begins with the
+// result.
 #include <fmt/format.h>
 
 #include <algorithm>
