@@ -36,7 +36,7 @@ int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh) {
 }
 
 void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
-                  const World& world) {
+                  const World& world, const std::string& other_help) {
   if (Device::mode() == "cuda") return;
   const RankMemory m = expected_memory(layout, strategy, 0);
   const std::int64_t logits = options.micro_batch * model.seq * model.vocab * layout.weight_bytes;
@@ -45,9 +45,9 @@ void check_memory(const Options& options, const GptConfig& model, const Layout& 
   const double needed = rank * world.local_size(), memory = physical_memory_bytes();
   if (needed <= memory) return;
   throw InputError(
-      fmt::format("{} ranks of this model need at least {:.0f} GiB on a machine that has {:.0f}; use a smaller --model, "
-                  "fewer ranks, or a --strategy that shards more",
-                  world.local_size(), needed / 0x1p30, memory / 0x1p30));
+      fmt::format("{} ranks of this model need at least {:.1f} GiB on a machine that has {:.1f}; use a smaller --model, "
+                  "fewer ranks{}, or a --strategy that shards more",
+                  world.local_size(), needed / 0x1p30, memory / 0x1p30, other_help));
 }
 
 namespace {

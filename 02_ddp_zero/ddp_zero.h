@@ -23,9 +23,10 @@ struct Lesson {
 // smallest prime factor. InputError if it does not divide the data-parallel ranks.
 [[nodiscard]] int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh);
 
-// Ranks on one machine share its memory. Beyond it the system would end processes without a word: InputError.
+// Ranks on one machine share its memory. Beyond it the system would end processes without a word: InputError, which names what
+// helps, `other_help` too.
 void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
-                  const World& world);
+                  const World& world, const std::string& other_help = "");
 
 // Trains options.steps steps on all ranks of the mesh; with options.verify rank 0 trains the baseline first, on one device, and
 // compares. All ranks call it; the report is rank 0's.

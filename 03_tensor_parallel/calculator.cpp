@@ -44,6 +44,14 @@ double flops_per_byte(const Options& o, const GptConfig& c, int ranks) {
   return flops / bytes;
 }
 
+// By hand, on 2 ranks: 6 flops for each of a rank's half of the 218,103,808 weights, and 4 all-reduces, each of which sends 2
+// (N - 1)/N = 1 times its 4,096 numbers.
+void claim_flops_per_byte(Experiment& e) {
+  const double expected = 6 * 218'103'808.0 / 2 / (4 * 4096 * static_cast<double>(dtype_size(e.options.dtype)));
+  e.report.claims.push_back(
+      make_claim("flops per byte, llama-8b on 2 ranks", expected, flops_per_byte(e.options, preset("llama-8b"), 2)));
+}
+
 // Of T = 1 token, in arrays of H numbers.
 void layer(Experiment& e, const GptConfig& c, const std::string& name) {
   const auto arrays = [&](std::int64_t bytes) {
@@ -71,6 +79,7 @@ void calculator_experiment(Experiment& e) {
   large_vocabulary(e);
   const GptConfig c = model_config(e.options);
   layer(e, c, "the model");
+  claim_flops_per_byte(e);
   if (c.preset != "llama-8b") layer(e, preset("llama-8b"), "llama-8b");
 }
 

@@ -1,6 +1,7 @@
 // What tensor parallelism costs beside what the ledgers counted.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "02_ddp_zero/strategy.h"
@@ -18,7 +19,8 @@ struct RankCounts {
   std::int64_t bytes_per_layer = 0;  // that a layer kept of one micro-batch
 };
 
-// Adds the claims to the report, which has every rank's memory and the traffic. counts: of every rank of the mesh.
+// Adds the claims to the report, which has every rank's memory and the traffic. shard_size: over how many
+// replicas hsdp shards; of the other strategies, how many there are. counts: of every rank of the mesh.
 void claim_costs(Report& report, const Options& options, const data_parallel::StrategyOptions& strategy, const World& world,
                  const Mesh& mesh, int shard_size, const std::vector<RankCounts>& counts);
 

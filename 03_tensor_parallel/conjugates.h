@@ -23,8 +23,8 @@ namespace ref5d::tensor_parallel {
 [[nodiscard]] PendingTensor begin_all_reduce(Axis& axis, Context& ctx, const Tensor& x, const char* phase);
 [[nodiscard]] Tensor all_reduce(Axis& axis, Context& ctx, const Tensor& x, const char* phase);
 
-// The columns of all ranks, x [T, columns], from each one's share of them; forward of gather and backward of split. Shares
-// travel padded to the largest.
+// The columns of all ranks, [T, columns], from each one's share of them, own [T, share] contiguous; forward of gather and
+// backward of split. Shares travel padded to the largest.
 [[nodiscard]] Tensor all_gather_columns(Axis& axis, Context& ctx, const Tensor& own, std::int64_t columns, const char* phase);
 // This rank's share of x's columns, as an array of its own; backward of gather and forward of split.
 [[nodiscard]] Tensor own_columns(Axis& axis, Context& ctx, const Tensor& x);

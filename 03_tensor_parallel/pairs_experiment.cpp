@@ -51,14 +51,14 @@ class Pair {
   [[nodiscard]] Linear up() const { return Linear("up", sizes_.H, sizes_.F, false, false, 0.2); }
   [[nodiscard]] Linear down() const { return Linear("down", sizes_.F, sizes_.H, false, false, 0.2); }
   [[nodiscard]] std::vector<Segment> share(std::int64_t n) const { return segments_of(share_of(n, axis.size(), axis.rank())); }
-  [[nodiscard]] ColumnParallelLinear column(const Linear& l, std::int64_t outputs) const {
+  [[nodiscard]] ColumnParallelLinear column(const Linear& l, std::int64_t outputs) {
     return ready(ColumnParallelLinear(l, share(outputs)));
   }
-  [[nodiscard]] RowParallelLinear row(const Linear& l, std::int64_t inputs) const {
+  [[nodiscard]] RowParallelLinear row(const Linear& l, std::int64_t inputs) {
     return ready(RowParallelLinear(l, share(inputs), axis.size()));
   }
   template <typename L>
-  [[nodiscard]] L ready(L linear) const {
+  [[nodiscard]] L ready(L linear) {
     StorageOptions storage;
     storage.dtype = ctx.dtype;
     storage.gradients = false;
@@ -66,8 +66,8 @@ class Pair {
     return linear;
   }
 
-  mutable Axis axis;
-  mutable Context ctx;
+  Axis axis;
+  Context ctx;
 
  private:
   Sizes sizes_;

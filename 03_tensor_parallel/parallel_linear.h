@@ -32,7 +32,8 @@ class ColumnParallelLinear : public Linear {
 
 class RowParallelLinear : public Linear {
  public:
-  // Keeps the inputs in `segments`.
+  // Keeps the inputs in `segments`. ranks: how many hold the bias. bias_on_every_rank: a mistake to show (P24), each rank
+  // adds it to its own term.
   RowParallelLinear(const Linear& whole, const std::vector<Segment>& segments, int ranks, bool bias_on_every_rank = false);
   // The rank's term of the sum.
   [[nodiscard]] Tensor multiply(Context& ctx, const Tensor& x) const override;

@@ -6,8 +6,9 @@ namespace ref5d::tensor_parallel {
 PendingTensor TensorParallelRegion::begin_enter_backward(Context& ctx, const Tensor& dx) {
   if (axis_->faults().no_input_sum) return Region::begin_enter_backward(ctx, dx);
   PendingTensor travelling = begin_all_reduce(*axis_, ctx, dx, backward_phase_);
-  if (!axis_->options().overlap) (void)travelling(ctx);
-  return travelling;
+  if (axis_->options().overlap) return travelling;
+  const Tensor sum = travelling(ctx);
+  return [sum](Context&) { return sum; };
 }
 
 // Nothing can be computed meanwhile: what comes next needs all of y.

@@ -3,18 +3,16 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <set>
 
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
-#include "02_ddp_zero/replicas.h"
 #include "03_tensor_parallel/claims.h"
 #include "03_tensor_parallel/kept_activations.h"
+#include "03_tensor_parallel/replica_check.h"
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
-#include "common/train/replicas.h"
 
 namespace ref5d::tensor_parallel {
 
@@ -31,7 +29,7 @@ void check_memory(const Options& options, const Lesson& lesson, World& world, Me
   GptConfig part = gpt.config();
   part.vocab = share_of(part.vocab, mesh["tp"].size(), 0).size();
   const data_parallel::Layout layout = data_parallel::layout_of(options, gpt, lesson.strategy, mesh["dp"].size(), shard_size);
-  data_parallel::check_memory(options, part, layout, lesson.strategy, world);
+  data_parallel::check_memory(options, part, layout, lesson.strategy, world, ", more of them along --tp");
 }
 
 void describe(ValueList& config, const Lesson& lesson, Mesh& mesh, int shard_size) {
@@ -62,43 +60,6 @@ void print_head(const Options& o, const Lesson& lesson, const GptConfig& c, cons
       sizes_of(c.heads, tp), c.heads, kv_heads_of(c, tp), sizes_of(c.ffn, tp), c.ffn, sizes_of(c.vocab, tp), c.vocab);
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
 }
-
-// The parameters of which some ranks of the axis hold the same elements. A rank's own placement does not say it of others.
-std::set<std::string> shared_parameters(const GptConfig& c, int ranks) {
-  std::set<std::string> names;
-  for (int r = 0; r < ranks; ++r) {
-    Gpt gpt(c);
-    cut(gpt, ranks, r);
-    for (const Parameter* p : gpt.parameters())
-      for (const Segment& s : p->placement.segments)
-        if (s.replicas > 1) names.insert(p->name);
-  }
-  return names;
-}
-
-// Whether ranks that hold the same weights, or some of the same, hold them in the same bits. All ranks call it, and each says
-// what it knows.
-class ReplicaCheck {
- public:
-  ReplicaCheck(const GptConfig& model, Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size)
-      : everyone_(mesh.everyone()),
-        copies_(data_parallel::holders_of_the_same(mesh, strategy, shard_size)),
-        shared_(shared_parameters(model, mesh["tp"].size())) {}
-  [[nodiscard]] bool operator()(Trainer& trainer) const {
-    std::vector<Tensor> weights;
-    std::vector<const Parameter*> shared;
-    for (const Parameter* p : trainer.gpt().parameters()) {
-      weights.push_back(p->weight);
-      if (shared_.contains(p->name)) shared.push_back(p);
-    }
-    const bool copies_agree = copies_.size() == 1 || equal_on_all(copies_, weights, trainer.stream());
-    return unequal_elements(everyone_, shared, trainer.stream()) == 0 && copies_agree;
-  }
-
- private:
-  Group everyone_, copies_;
-  std::set<std::string> shared_;
-};
 
 std::vector<RankCounts> gather_counts(const Group& group, const RankCounts& mine) {
   const auto* begin = reinterpret_cast<const std::byte*>(&mine);

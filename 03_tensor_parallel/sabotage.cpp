@@ -20,13 +20,22 @@ void with_fine_rounding(Options& o, const CommandLine& line, int ranks) {
   need(o, o.dtype != Dtype::kBf16, "a dtype that rounds less than that; leave --dtype bf16 out");
 }
 
-// A bias is zero until the first update.
+// With weights that are all but zero no gradient is worth mentioning but the output head's.
+void with_weights_of_use(Options& o, const CommandLine& line, int ranks) {
+  with_fine_rounding(o, line, ranks);
+  need(o, o.init_std.value_or(1) >= 0.005, "weights of the usual size; leave --init-std out");
+}
+
+// A bias is zero until the first update, and small after it. How many steps are compared falls where rounding grows too fast:
+// at a high learning rate, or from large weights.
 void with_biases(Options& o, const CommandLine& line, int ranks) {
-  few_steps(o, line, ranks);
+  with_fine_rounding(o, line, ranks);
   prefer(o, line, "--biases", o.biases, true);
   need(o, model_config(o).biases, "biases; leave --no-biases out");
-  need(o, std::min(o.steps, o.verify_steps) > 1 && o.lr >= 1e-4,
-       "a compared step after an update that makes them differ from zero; leave --steps, --verify-steps and --lr out");
+  need(o,
+       std::min(o.steps, o.verify_steps) > 1 && o.lr >= 1e-4 && o.lr <= 0.01 && o.eps <= 1e-6 && o.init_std.value_or(0) <= 0.1,
+       "a compared step after an update that makes them differ from zero; leave --steps, --verify-steps, --lr, --eps and "
+       "--init-std out");
 }
 
 void with_qk_norm(Options& o, const CommandLine& line, int ranks) {
@@ -53,7 +62,12 @@ void with_shared_kv_heads(Options& o, const CommandLine& line, int ranks) {
 void with_packed_weight(Options& o, const CommandLine& line, int ranks) {
   few_steps(o, line, ranks);
   prefer(o, line, "--model", o.model, std::string("tiny-gpt2"));
-  need(o, model_config(o).family == Family::kGpt2, "a packed [q|k|v] weight; use --model tiny-gpt2");
+  need(o, preset(o.model).family == Family::kGpt2, "a packed [q|k|v] weight; use --model tiny-gpt2");
+  try {
+    (void)model_config(o);
+  } catch (const InputError& e) {
+    need(o, false, std::string("a GPT-2, whose [q|k|v] weight is packed: ") + e.what());
+  }
   need(o, model_config(o).heads % ranks == 0, "heads that the ranks divide; use another --tp, or other --heads");
 }
 
@@ -93,7 +107,7 @@ const std::vector<Sabotage>& sabotages() {
       {"packed-as-one-block", "a packed [q|k|v] weight is cut as one matrix: ranks get q where others get k and v (P28)",
        with_packed_weight, [](TrainerOptions&, Faults& f, int) { f.packed_as_one_block = true; }},
       {"norm-counts-replicas", "parameters that every rank holds enter the gradient norm once per rank (P17)",
-       with_fine_rounding, [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
+       with_weights_of_use, [](TrainerOptions&, Faults& f, int) { f.norm_counts_replicas = true; }},
       {"norm-of-own-part", "the gradient norm leaves out what the axis's other ranks hold (P17)", any,
        [](TrainerOptions&, Faults& f, int) { f.norm_of_own_part = true; }},
       {"drift", "the last rank's norms change a little after every update, as by a sum that one rank missed (P12)", any,

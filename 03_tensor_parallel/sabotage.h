@@ -16,7 +16,7 @@ struct Sabotage {
   // Changes the options to what the mistake needs to show on so many ranks of the axis, where the user did not say otherwise.
   // InputError if it cannot show.
   void (*prepare)(Options&, const CommandLine&, int ranks);
-  // Plants the mistake in the run under test; the baseline stays right.
+  // Plants the mistake in the run under test; the baseline stays right. rank: of the tp axis.
   void (*plant)(TrainerOptions&, Faults&, int rank);
 };
 

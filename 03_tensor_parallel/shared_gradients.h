@@ -4,9 +4,12 @@
 // Each head's contribution to such a gradient is a term of a sum, and every head is on one rank: so the gradient is the sum
 // over the ranks that hold the parameter, and over no others. It is formed once a step, when the rank's own sum over
 // micro-batches is final, and before data parallelism reduces it. (Strategies that shard gradients want it after each
-// micro-batch.) The ranks add in one order, so that all end with the same bits.
+// micro-batch.) The ranks add in one order, so that all end with the same bits. They add in fp32 or fp64, and the sum has the
+// gradient's dtype: bf16 where a strategy shards bf16 gradients and does not fuse their accumulation, as it would have on one
+// device, where the heads' terms are added in one product.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 

@@ -1,5 +1,7 @@
 #include "03_tensor_parallel/tensor_parallel.h"
 
+#include <stdexcept>
+
 #include "03_tensor_parallel/parallel_linear.h"
 #include "03_tensor_parallel/region.h"
 #include "03_tensor_parallel/shared_gradients.h"
@@ -96,6 +98,9 @@ void locate(const std::string& name, const GptConfig& c, const Axis& axis, Activ
 }  // namespace
 
 void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options) {
+  if (settings.shard || settings.accumulate)
+    throw std::logic_error(
+        "tensor_parallel::apply comes before data_parallel::apply, whose reductions need whole sums over tp");
   const auto axis = std::make_shared<Axis>(mesh, options);
   settings.cut = [axis, before = settings.cut](Gpt& gpt) {
     if (before) before(gpt);

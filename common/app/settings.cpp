@@ -22,8 +22,8 @@ void check_memory(const Options& o, const GptConfig& model, bool for_baseline) {
   const double memory = physical_memory_bytes();
   if (state + logits <= memory) return;
   throw InputError(fmt::format(
-      "this model and micro-batch need at least {:.0f} GiB{} (weights, gradients and moments {:.0f}, logits {:.0f}), "
-      "the machine has {:.0f}; use a smaller --model or --micro-batch{}",
+      "this model and micro-batch need at least {:.1f} GiB{} (weights, gradients and moments {:.1f}, logits {:.1f}), "
+      "the machine has {:.1f}; use a smaller --model or --micro-batch{}",
       (state + logits) / 0x1p30, for_baseline ? " for the single-device baseline" : "", state / 0x1p30, logits / 0x1p30,
       memory / 0x1p30, for_baseline ? ", or --no-verify" : ""));
 }

@@ -107,6 +107,8 @@ void load_weight(Parameter& p, const HostTensor& global, Stream& stream) {
   }
   if (global.dtype == Dtype::kInt32)
     throw InputError("weight " + p.name + " holds integers in the file; give a file of floating-point weights");
+  if (!global.all_finite())
+    throw InputError("weight " + p.name + " has an infinity or a NaN in the file; give one whose numbers are finite");
   load_part(p, exact_weight(p), global, stream);
   if (!p.master) return;
   if (p.master.numel() == p.weight.numel()) return convert(stream, p.weight, p.master);

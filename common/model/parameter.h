@@ -96,7 +96,8 @@ struct StorageOptions {
 void materialise(Parameter& p, const StorageOptions& options, Stream& stream);
 // The tensor that holds the most exact weight: the master where there is one.
 [[nodiscard]] inline const Tensor& exact_weight(const Parameter& p) { return p.master ? p.master : p.weight; }
-// Overwrites weight (and master) with a global tensor's values. Throws InputError if the shape is another.
+// Overwrites weight (and master) with a global tensor's values. Throws InputError if the shape is another, or a value is
+// not a finite number.
 void load_weight(Parameter& p, const HostTensor& global, Stream& stream);
 
 }  // namespace ref5d

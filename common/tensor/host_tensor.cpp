@@ -38,6 +38,19 @@ void store(std::vector<std::byte>& data, std::size_t index, T value) {
 
 }  // namespace
 
+bool HostTensor::all_finite() const {
+  if (dtype == Dtype::kInt32) return true;
+  // Of a number that is not finite every bit of the exponent is set; it is in the last two bytes, bf16's and fp32's 8 bits
+  // long.
+  const unsigned exponent = dtype == Dtype::kFp64 ? 0x7ff0 : 0x7f80;
+  const std::size_t size = dtype_size(dtype);
+  for (std::size_t end = size; end <= data.size(); end += size) {
+    const unsigned top = std::to_integer<unsigned>(data[end - 1]) << 8 | std::to_integer<unsigned>(data[end - 2]);
+    if ((top & exponent) == exponent) return false;
+  }
+  return true;
+}
+
 std::vector<double> HostTensor::to_doubles() const {
   const auto n = static_cast<std::size_t>(numel());
   if (data.size() != n * dtype_size(dtype)) {

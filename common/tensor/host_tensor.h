@@ -21,6 +21,8 @@ struct HostTensor {
     for (std::int64_t d : shape) n *= d;
     return n;
   }
+  // No infinity and no NaN.
+  [[nodiscard]] bool all_finite() const;
   // Every element widened (exactly) to fp64.
   [[nodiscard]] std::vector<double> to_doubles() const;
   // Rounds values (to nearest even) to dtype; values.size() must be the product of shape.

@@ -233,6 +233,8 @@ void resume(Trainer& trainer, const std::string& dir) {
         throw InputError(moments.path() + ": " + name + " has shape " + to_string(host.shape) + ", but the model needs " +
                          to_string(s.parameter->global_shape));
       }
+      if (!host.all_finite())
+        throw InputError(moments.path() + ": " + name + " has an infinity or a NaN; resume from a checkpoint that has none");
       load_part(*s.parameter, tensor, host, trainer.stream());
     }
   }

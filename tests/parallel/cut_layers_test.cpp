@@ -1,5 +1,6 @@
 // How sizes are cut, and the cut layers by themselves.
 #include <cmath>
+#include <set>
 
 #include "03_tensor_parallel/conjugates.h"
 #include "03_tensor_parallel/parallel_linear.h"
@@ -185,8 +186,11 @@ TEST_F(CutLayers, ColumnsJoinedAndSplit) {
   }
 }
 
-// Each rank is in subgroups of the axis with its neighbours; sums go over exactly those.
+// Each rank is in subgroups of the axis with its neighbours; sums go over exactly those. Two ranks may be in several together,
+// so messages of each have a tag of their own.
 TEST_F(CutLayers, SubgroupsOfAnAxis) {
+  std::set<int> tags;
+  std::size_t subgroups = 0;
   for (int begin = 0; begin < n_; ++begin) {
     for (int end = begin + 1; end <= n_; ++end) {
       if (axis_.rank() < begin || axis_.rank() >= end) {
@@ -195,9 +199,12 @@ TEST_F(CutLayers, SubgroupsOfAnAxis) {
       }
       const Tensor x = tensor({double(1 << axis_.rank())}, {1});
       mesh_.subgroup("tp", begin, end).all_reduce(ctx_.stream, x);
+      tags.insert(mesh_.subgroup("tp", begin, end).group().tag);
+      ++subgroups;
       EXPECT_EQ(x.to_doubles(ctx_.stream)[0], double((1 << end) - (1 << begin))) << begin << " to " << end;
     }
   }
+  EXPECT_EQ(tags.size(), subgroups);
   EXPECT_THROW((void)mesh_.subgroup("tp", 0, n_ + 1), std::logic_error);
 }
 

@@ -1,4 +1,10 @@
 // Models cut over ranks train as one device does, whatever their heads, their vocabulary, and how replicas share the rest.
+#include "03_tensor_parallel/claims.h"
+#include "03_tensor_parallel/costs.h"
+#include "03_tensor_parallel/replica_check.h"
+#include "common/app/settings.h"
+#include "common/comm/group.h"
+#include "common/kernels/elementwise.h"
 #include "tests/support/golden_testing.h"
 #include "tests/support/tensor_parallel_testing.h"
 
@@ -131,6 +137,67 @@ TEST_F(TensorParallel, P22_P23_T5_ParametersThatHeadsShare) {
     expect_departs(*mesh, wrong, truth, "an unsummed gradient");
     EXPECT_TRUE(mesh->everyone().rank != 0 || unequal > 0);
   }
+}
+
+// On some rank of the mesh.
+bool finds_a_difference(const tensor_parallel::ReplicaCheck& check, Trainer& trainer, const Group& everyone) {
+  const std::vector<Bytes> all = all_gather_on_host(everyone, to_bytes(check(trainer) ? "same" : "other"));
+  return std::any_of(all.begin(), all.end(), [](const Bytes& b) { return b == to_bytes("other"); });
+}
+
+// A weight that changes on the last rank alone is noticed if another rank has it, too: along dp, along tp, or where some of the
+// ranks along tp share a kv head and the first does not.
+TEST_F(TensorParallel, P12_P23_CopiesThatDifferAreFoundWhereverTheyAre) {
+  NEEDS_RANKS(4);
+  for (const int dp : {1, 2}) {
+    auto mesh = tp_slice(4 / dp, dp);
+    if (!mesh) return;
+    const TrainerOptions o = replicated_options(with_heads(6, 3), dp, {2, 1});
+    const StrategyCase s = strategy_case("ddp");
+    const Dataset data = uneven_data(o.model, 4);
+    Trainer trainer(cut_options(*mesh, o, s, {}), data);
+    const tensor_parallel::ReplicaCheck check(o.model, *mesh, s.options, s.shard_size);
+    const Group everyone = mesh->everyone();
+    EXPECT_FALSE(finds_a_difference(check, trainer, everyone));
+    const std::string layer = "model.layers.0.";
+    for (const auto& [name, has_copies] : {std::pair{"input_layernorm.weight", true},
+                                           {"self_attn.k_proj.weight", true},
+                                           {"mlp.down_proj.weight", dp == 2},
+                                           {"self_attn.q_proj.weight", dp == 2}}) {
+      for (Parameter* p : trainer.gpt().parameters()) {
+        if (p->name != layer + name) continue;
+        const HostTensor before = p->weight.to_host(trainer.stream());
+        if (everyone.rank + 1 == everyone.size()) scale(trainer.stream(), p->weight, 1 + 0x1p-30);
+        EXPECT_EQ(finds_a_difference(check, trainer, everyone), has_copies) << name << ", dp " << dp;
+        p->weight.copy_from(before, trainer.stream());
+      }
+    }
+    EXPECT_FALSE(finds_a_difference(check, trainer, everyone));
+  }
+}
+
+// A rank that counted something else than its formula is noticed, also where it is not the first.
+TEST_F(TensorParallel, T5_ClaimsAreOfEveryRank) {
+  NEEDS_RANKS(2);
+  auto mesh = tp_slice(2);
+  if (!mesh) return;
+  Options o;
+  const GptConfig c = model_config(o);
+  const auto failing = [&](std::int64_t off_on_first, std::int64_t off_on_second) {
+    std::vector<tensor_parallel::RankCounts> counts(2);
+    counts[0].parameters = tensor_parallel::parameters_of_rank(c, 2, 0).all + off_on_first;
+    counts[1].parameters = tensor_parallel::parameters_of_rank(c, 2, 1).all + off_on_second;
+    Report report;
+    tensor_parallel::claim_costs(report, o, strategy_case("ddp").options, world(), *mesh, 1, counts);
+    std::vector<std::string> names;
+    for (const Claim& claim : report.claims)
+      if (!claim.pass && claim.name.starts_with("parameters")) names.push_back(claim.name);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(failing(0, 0), Names{});
+  EXPECT_EQ(failing(1, 0), Names{"parameters, rank 0"});
+  EXPECT_EQ(failing(0, -1), Names{"parameters: other ranks that differ"});
 }
 
 // What every rank holds gets its gradient from activations that are whole everywhere: the reference's, and the same bits on all

@@ -184,6 +184,19 @@ TEST_F(DamagedCheckpoint, TruncatedPieces) {
   }
 }
 
+// The last bytes are those of a tensor's last element.
+TEST_F(DamagedCheckpoint, NumbersThatAreNotFinite) {
+  for (const char* name : {"step_2/model.safetensors", "step_2/optimizer.safetensors"}) {
+    SCOPED_TRACE(name);
+    const std::string content = read_file(file(name));
+    for (const auto last : {"\xff\xff", "\x80\x7f"}) {
+      put(name, content.substr(0, content.size() - 2) + last);
+      expect_refused({file(name), "infinity or a NaN"});
+    }
+    put(name, content);
+  }
+}
+
 TEST_F(DamagedCheckpoint, SenselessState) {
   for (const char* state :
        {"{}", "[]", "2", R"({"step": "two"})", R"({"step": -5})", R"({"step": 1.5})", R"({"step": null})", "\xff\xfe"}) {

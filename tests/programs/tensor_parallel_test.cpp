@@ -73,16 +73,30 @@ TEST(TensorParallel, WithDataParallelismEqualsOneDevice) {
   for (const char* strategy : {"ddp", "zero3", "hsdp"}) (void)equal_to_one_device(4, flags + strategy + " --check-order");
   (void)equal_to_one_device(6, flags + "zero2 --biases --dropout 0.1");
   (void)equal_to_one_device(2, "--tp 1 --strategy zero1");
+  for (const char* strategy : {"naive", "zero1"})
+    (void)equal_to_one_device(4, std::string("--tp 2 --kv-heads 1 --grad-accum 2 --strategy ") + strategy);
 }
 
 TEST(TensorParallel, LowPrecision) {
   (void)passing_tensor_parallel(4, kUnevenShape + "--dtype bf16 --kv-heads 2 --qk-norm --biases");
   (void)passing_tensor_parallel(2, "--dtype fp32");
+  (void)passing_tensor_parallel(4, "--dtype bf16 --tp 2 --kv-heads 1 --no-fp32-grads");
   for (const char* flags : {"--strategy zero3", "--strategy hsdp --reduce-dtype bf16", "--strategy zero2 --fused-grad-accum"})
     (void)passing_tensor_parallel(4, std::string("--dtype bf16 --tp 2 --qk-norm ") + flags);
 }
 
 // What a sample gathers is not a step's; and what comes after the training keeps one order, too.
+TEST(TensorParallel, SamplesAreThoseOfOneDevice) {
+  const std::string flags = kUnevenShape + "--kv-heads 2 --dtype fp64 --no-verify --sample 40";
+  const auto sample = [](const Outcome& run) {
+    EXPECT_EQ(run.exit_status, 0) << run.description();
+    return run.out.substr(std::min(run.out.find("A sample, "), run.out.size()));
+  };
+  const std::string cut = sample(run_tiny_on(3, kTensorParallel, flags));
+  EXPECT_GT(cut.size(), 40u);
+  EXPECT_EQ(cut, sample(run_tiny_on(1, kTensorParallel, flags)));
+}
+
 TEST(TensorParallel, SamplesAreNotInTheTraffic) {
   (void)passing_tensor_parallel(2, "--sample 3");
   for (int turn = 0; turn < 3; ++turn) (void)passing_tensor_parallel(3, "--heads 3 --hidden 24 --sample 5 --check-order");
@@ -107,6 +121,42 @@ TEST(TensorParallel, EverySabotageIsNoticed) {
                    {"check failed: "});
   expect_one_error(run_tiny_on(3, kTensorParallel, "--quiet --heads 3 --hidden 24 --sabotage padding-leaks"), 1,
                    {"check failed: loss/step 1"});
+}
+
+// What is sent is compared with the formulas: a sum too few is missed there, too.
+TEST(TensorParallel, ClaimsNoticeASumTooFew) {
+  if (!claims_traffic()) GTEST_SKIP() << "NCCL's traffic is not claimed";
+  const TempDir dir;
+  (void)run_tiny_on(2, kTensorParallel, "--quiet --sabotage no-input-sum --json " + dir.path("r"));
+  const Report report = read_report(dir.path("r"));
+  for (const char* name : {"tp, backward: all-reduces of rank 0", "tp, everything: sent by all ranks"})
+    EXPECT_TRUE(std::any_of(report.claims.begin(), report.claims.end(), [&](const Claim& c) {
+      return c.name == name && !c.pass;
+    })) << name;
+}
+
+// Copies are compared wherever they are: of four ranks the first shares no kv head, and the last two share one.
+TEST(TensorParallel, P12_P23_CopiesThatDifferAreNoticedOnAnyRank) {
+  const TempDir dir;
+  const Outcome run =
+      run_tiny_on(4, kTensorParallel,
+                  "--quiet --heads 6 --hidden 24 --kv-heads 3 --sabotage kv-gradients-unsummed --json " + dir.path("r"));
+  EXPECT_EQ(run.exit_status, 1) << run.description();
+  const Report report = read_report(dir.path("r"));
+  EXPECT_TRUE(std::any_of(report.checks.begin(), report.checks.end(),
+                          [](const Check& c) { return c.name.starts_with("replicas/") && !c.pass; }));
+}
+
+// Of a model that fits no machine: a rank of two needs half, as its message says.
+TEST(TensorParallel, MemoryIsThatOfTheParts) {
+  if (Device::mode() == "cuda") GTEST_SKIP() << "a GPU's memory is not checked before it is asked for";
+  const auto gib = [](const std::string& mesh) {
+    const Outcome run = run_tiny_on(
+        4, kTensorParallel, "--layers 1000 --hidden 8192 --heads 64 --kv-heads 8 --ffn 28672 --no-verify --quiet " + mesh);
+    expect_one_error(run, 2, {"need at least ", "more of them along --tp"});
+    return std::stod(run.err.substr(run.err.find("at least ") + 9));
+  };
+  EXPECT_NEAR(gib("--tp 4") / gib("--tp 2 --dp 2"), 0.5, 0.01);
 }
 
 // A mistake in whose way the user's flags stand, and other usage that cannot be: one line, and all ranks end.
@@ -136,6 +186,11 @@ TEST(TensorParallel, BadUsageIsOneLine) {
                 {2, "--sabotage own-dropout --dropout 1e-9", {"does nothing", "--dropout"}},
                 {2, "--sabotage bias-on-every-rank --verify-steps 1", {"does nothing", "--verify-steps"}},
                 {2, "--sabotage bias-on-every-rank --lr 1e-6", {"does nothing", "--lr"}},
+                {2, "--sabotage bias-on-every-rank --lr 0.03", {"does nothing", "--lr"}},
+                {2, "--sabotage bias-on-every-rank --dtype bf16", {"does nothing", "--dtype bf16"}},
+                {2, "--sabotage bias-on-every-rank --eps 1", {"does nothing", "--eps"}},
+                {2, "--sabotage norm-counts-replicas --init-std 1e-4", {"does nothing", "--init-std"}},
+                {2, "--sabotage packed-as-one-block --heads 4 --kv-heads 2", {"does nothing", "packed", "--kv-heads 4"}},
                 {4, "--tp 3", {"--tp 3 does not fit 4 ranks"}},
                 {3, "--tp 2 --dp 2", {"--dp 2 x --tp 2 does not fit 3 ranks"}},
                 {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "use --tp 6 or less\n"}},
@@ -263,7 +318,7 @@ TEST(TensorParallel, Experiments) {
       {1,
        "calculator",
        {"embedding and head of 128,256 x 8,192: more than 2 billion parameters",
-        "embedding and head of 128,256 x 8,192 on one of 8 ranks"},
+        "embedding and head of 128,256 x 8,192 on one of 8 ranks", "flops per byte, llama-8b on 2 ranks"},
        {}}};
   for (const auto& c : kCases) {
     const Report report = passing_tensor_parallel(c.ranks, "--experiment " + c.flags + " --dtype fp64");
@@ -276,6 +331,34 @@ TEST(TensorParallel, NumbersAreForTwoRanks) {
   const Outcome run = run_tiny_on(3, kTensorParallel, "--heads 3 --hidden 24 --no-verify --experiment numbers");
   EXPECT_EQ(run.exit_status, 0) << run.description();
   expect_contains(run.out, "numbers: left out, since it cuts a matrix of two columns; --tp 2 shows it\n");
+}
+
+// How many sums over tp were under way while the same rank computed.
+int sums_beside_kernels(const std::string& trace, int rank) {
+  const auto events = events_by_stream(trace, rank);
+  const auto& kernels = events.at("compute");
+  int count = 0;
+  for (const TraceEvent& sum : events.at("tp")) {
+    if (!sum.name.starts_with("all_reduce over tp")) continue;
+    // Times are written to a thousandth of a microsecond.
+    const auto beside = [&](const TraceEvent& k) { return std::max(k.begin, sum.begin) + 0.01 < std::min(k.end, sum.end); };
+    count += std::any_of(kernels.begin(), kernels.end(), beside) ? 1 : 0;
+  }
+  return count;
+}
+
+// On a link so slow that whatever may run meanwhile does: two sums of each layer's backward and the output head's, and no more.
+TEST(TensorParallel, EverySumThatMayTravelBesideKernelsDoes) {
+  if (Device::mode() == "cuda") GTEST_SKIP() << "replays times that MODE=cpu records";
+  const TempDir dir;
+  const Outcome run = run_tiny_on(
+      2, kTensorParallel,
+      "--layers 3 --kv-heads 2 --grad-accum 1 --steps 1 --quiet --no-verify --experiment overlap --link-latency 50000 "
+      "--virtual-trace " +
+          dir.path("v"));
+  ASSERT_EQ(run.exit_status, 0) << run.description();
+  EXPECT_EQ(sums_beside_kernels(dir.path("v.overlap.json"), 0), 2 * 3 + 1);
+  EXPECT_EQ(sums_beside_kernels(dir.path("v.no-overlap.json"), 0), 0);
 }
 
 // Whether a link hides anything takes a model whose layers take longer than a message.
@@ -295,20 +378,6 @@ TEST(TensorParallel, OverlapInVirtualTime) {
     EXPECT_TRUE(has_claim(report, name)) << name;
   for (const char* name : {"v.overlap.json", "v.no-overlap.json"})
     EXPECT_TRUE(events_by_stream(dir.path(name)).contains("compute")) << name;
-}
-
-// How many sums over tp were under way while the same rank computed.
-int sums_beside_kernels(const std::string& trace, int rank) {
-  const auto events = events_by_stream(trace, rank);
-  const auto& kernels = events.at("compute");
-  int count = 0;
-  for (const TraceEvent& sum : events.at("tp")) {
-    if (!sum.name.starts_with("all_reduce over tp")) continue;
-    // Times are written to a thousandth of a microsecond.
-    const auto beside = [&](const TraceEvent& k) { return std::max(k.begin, sum.begin) + 0.01 < std::min(k.end, sum.end); };
-    count += std::any_of(kernels.begin(), kernels.end(), beside) ? 1 : 0;
-  }
-  return count;
 }
 
 TEST(TensorParallel, TracesShowWhatTravelsBesideKernels) {

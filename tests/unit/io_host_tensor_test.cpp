@@ -76,6 +76,23 @@ TEST(IoHostTensor, Int32RoundsToNearestEvenAndRefusesTheRest) {
   }
 }
 
+TEST(IoHostTensor, InfinitiesAndNansAreFound) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    std::vector<double> values{0.0, -0.0, 1e-45, -3e38, 1.0};
+    EXPECT_TRUE(HostTensor::from_doubles(values, {5}, dtype).all_finite());
+    for (const double bad : {infinity, -infinity, std::nan("")})
+      for (std::size_t i : {0, 4}) {
+        std::vector<double> damaged = values;
+        damaged[i] = bad;
+        EXPECT_FALSE(HostTensor::from_doubles(damaged, {5}, dtype).all_finite()) << bad << " at " << i;
+      }
+  }
+  EXPECT_TRUE(HostTensor::from_doubles({-1, 2147483647}, {2}, Dtype::kInt32).all_finite());
+  EXPECT_TRUE(HostTensor::from_doubles({}, {0}, Dtype::kFp32).all_finite());
+}
+
 TEST(IoHostTensor, SizesMustAgree) {
   expect_contains(error_of<InputError>([] {
                     (void)HostTensor::from_doubles({1, 2, 3}, {2, 2}, Dtype::kFp32);

@@ -1,0 +1,26 @@
+// Whether ranks that hold the same weights, or some of the same, hold them in the same bits (P12). Beside copies along dp there
+// are those along tp: norms, biases of row-parallel layers, kv heads that several ranks need.
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "02_ddp_zero/strategy.h"
+#include "common/comm/mesh.h"
+#include "common/train/trainer.h"
+
+namespace ref5d::tensor_parallel {
+
+class ReplicaCheck {
+ public:
+  ReplicaCheck(const GptConfig& model, Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size);
+  // All ranks of the mesh call it. False on every rank that finds a difference: those that hold a copy that differs along dp,
+  // and the mesh's first rank for one along tp.
+  [[nodiscard]] bool operator()(Trainer& trainer) const;
+
+ private:
+  Group everyone_, copies_;
+  std::set<std::string> shared_;
+};
+
+}  // namespace ref5d::tensor_parallel
