@@ -26,14 +26,16 @@ void with_weights_of_use(Options& o, const CommandLine& line, int ranks) {
   need(o, o.init_std.value_or(1) >= 0.005, "weights of the usual size; leave --init-std out");
 }
 
-// A bias is zero until the first update, and small after it. How many steps are compared falls where rounding grows too fast:
-// at a high learning rate, or from large weights.
+// A bias is zero until the first update, and small after it: in bf16 it takes more than one to stand out from rounding. How
+// many steps are compared falls where rounding grows too fast: at a high learning rate, or from large weights.
 void with_biases(Options& o, const CommandLine& line, int ranks) {
-  with_fine_rounding(o, line, ranks);
+  few_steps(o, line, ranks);
   prefer(o, line, "--biases", o.biases, true);
   need(o, model_config(o).biases, "biases; leave --no-biases out");
+  const bool bf16 = o.dtype == Dtype::kBf16;
   need(o,
-       std::min(o.steps, o.verify_steps) > 1 && o.lr >= 1e-4 && o.lr <= 0.01 && o.eps <= 1e-6 && o.init_std.value_or(0) <= 0.1,
+       std::min(o.steps, o.verify_steps) >= (bf16 ? 3 : 2) && o.lr >= (bf16 ? 1e-3 : 1e-4) && o.lr <= (bf16 ? 2e-3 : 1e-2) &&
+           o.eps <= 1e-6 && o.init_std.value_or(0) <= (bf16 ? 0.03 : 0.1),
        "a compared step after an update that makes them differ from zero; leave --steps, --verify-steps, --lr, --eps and "
        "--init-std out");
 }

@@ -27,9 +27,8 @@ inline constexpr std::size_t kAround = 64;
 // refers to both, which must outlive it.
 class KnownElements {
  public:
-  // fp32, bf16: an element is known if `own` has its gradient right to a third, and if a third of it is also no less than the
-  // errors around it are (rounding_around): where they are larger, a small error of its own was luck. If own's gradients are
-  // wrong altogether (kMostYardstickError), every element is: such a run excuses nothing.
+  // fp32, bf16: an element is known if `own` has its gradient right to a third. If own's gradients are wrong altogether
+  // (kMostYardstickError), every element is: such a run excuses nothing.
   KnownElements(const RunValues& own, const RunValues& truth);
   // fp64: if its gradient is above what the check of gradients lets its whole tensor be off, 1e-11 * max(||tensor||, floor), so
   // that that check says something about it; or exactly 0, as that of a token that did not occur (but not
