@@ -16,6 +16,15 @@ __global__ void add_kernel(T* y, const T* a, const T* b, std::int64_t n) {
 
 // One block per row.
 template <typename T>
+__global__ void add_matrix_kernel(T* __restrict__ to, const T* __restrict__ from, std::int64_t columns, std::int64_t to_ld,
+                                  std::int64_t from_ld) {
+  T* __restrict__ sums = to + blockIdx.x * to_ld;
+  const T* __restrict__ terms = from + blockIdx.x * from_ld;
+  for (std::int64_t c = threadIdx.x; c < columns; c += blockDim.x) sums[c] = T(Acc<T>(sums[c]) + Acc<T>(terms[c]));
+}
+
+// One block per row.
+template <typename T>
 __global__ void bias_forward_kernel(T* __restrict__ y, const T* __restrict__ bias, std::int64_t columns, std::int64_t ld) {
   T* row = y + blockIdx.x * ld;
   for (std::int64_t c = threadIdx.x; c < columns; c += blockDim.x) row[c] = T(Acc<T>(row[c]) + Acc<T>(bias[c]));
@@ -74,6 +83,15 @@ void add(Stream& stream, const Tensor& y, const Tensor& a, const Tensor& b) {
   const std::int64_t n = a.numel();
   dispatch(a.dtype(), [&]<typename T>() {
     launch<add_kernel<T>>(stream, grid_for(n), block_size(256), y.data<T>(), a.data<T>(), b.data<T>(), n);
+  });
+}
+
+void add_matrix(Stream& stream, const Tensor& to, const Tensor& from) {
+  expect(from, {from.dim(0), from.dim(1)}, from.dtype(), "add_matrix from");
+  expect(to, from.shape(), from.dtype(), "add_matrix to");
+  dispatch(from.dtype(), [&]<typename T>() {
+    launch<add_matrix_kernel<T>>(stream, unsigned(from.dim(0)), block_size(256), to.data<T>(), from.data<T>(), from.dim(1),
+                                 to.ld(), from.ld());
   });
 }
 

@@ -8,6 +8,9 @@ namespace ref5d {
 // y = a + b, same shape and dtype; y may be a's or b's storage. The residual connection; its backward adds gradients likewise.
 void add(Stream& stream, const Tensor& y, const Tensor& a, const Tensor& b);
 
+// to [R, C] += from [R, C] of the same dtype, each with any leading dim. They share no storage.
+void add_matrix(Stream& stream, const Tensor& to, const Tensor& from);
+
 // y [R, C] += bias [C]; y may have a larger leading dim.
 void bias_forward(Stream& stream, const Tensor& y, const Tensor& bias);
 // dbias [C] = the sum over rows of dy [R, C] (which may have a larger leading dim), or += if accumulate. dbias is of dy's dtype
