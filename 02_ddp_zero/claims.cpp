@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "02_ddp_zero/replicas.h"
+
 namespace ref5d::data_parallel {
 
 namespace {
@@ -119,15 +121,10 @@ StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) {
   return t;
 }
 
-namespace {
-// Over the data-parallel axis, or a part of it.
-bool is_data_parallel(const TrafficRow& row) { return row.axis == "dp" || row.axis.starts_with("dp/"); }
-}  // namespace
-
 StepTraffic measured_traffic(const Report& report, std::int64_t steps) {
   StepTraffic t;
   for (const TrafficRow& row : report.traffic) {
-    if (!is_data_parallel(row)) continue;
+    if (!is_data_parallel(row.axis)) continue;
     const std::int64_t bytes = row.total_wire_bytes / steps;
     if (row.phase == "gradients") (row.axis.ends_with("/outer") ? t.between_replicas : t.gradients) += bytes;
     if (row.phase == "weights") t.weights += bytes;
@@ -221,7 +218,7 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
   }
   std::int64_t everything = 0;  // under whatever phase
   for (const TrafficRow& row : report.traffic)
-    if (is_data_parallel(row) && row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
+    if (is_data_parallel(row.axis) && row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
   claim_bytes(report, axis + "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
   const Layout& l = layouts.front();
   if (layouts.size() > 1 || l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;

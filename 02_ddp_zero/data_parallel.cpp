@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 
+#include "02_ddp_zero/replicas.h"
 #include "common/device/device.h"
 #include "common/kernels/elementwise.h"
 #include "common/train/gather_parts.h"
@@ -27,7 +28,8 @@ GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::i
 namespace {
 
 struct DataParallel {
-  Communicator& replicas;
+  Communicator& replicas;   // that take different samples
+  Communicator& gradients;  // over which gradients are summed: with context parallelism also the ranks of a replica
   Communicator& shard;
   Communicator* replicate;
   StorageOptions storage;
@@ -49,7 +51,7 @@ struct DataParallel {
     });
     strategy->end_step();
     const TrafficLedger::Phase phase(world().traffic(), "loss");
-    replicas.all_reduce(ctx.stream, ctx.loss_sum);
+    gradients.all_reduce(ctx.stream, ctx.loss_sum);
   }
 
   // A fault: the replica's own mean, averaged over the replicas.
@@ -61,7 +63,7 @@ struct DataParallel {
 
   void reduce_partials(Stream& stream, const Tensor& partials) const {
     const TrafficLedger::Phase phase(world().traffic(), "norm");
-    if (options.faults.norm_counts_replicas) return replicas.all_reduce(stream, partials);
+    if (options.faults.norm_counts_replicas) return gradients.all_reduce(stream, partials);
     if (strategy->shards_gradients() && !options.faults.norm_of_own_shard) shard.all_reduce(stream, partials);
   }
 };
@@ -69,11 +71,12 @@ struct DataParallel {
 }  // namespace
 
 void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
-  Communicator& replicas = mesh["dp"];
-  Communicator *shard = &replicas, *replicate = nullptr;
-  if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split("dp", shard_size);
+  const std::string axes = strategy.faults.without_cp ? "dp" : gradient_axes(mesh);
+  Communicator &replicas = mesh["dp"], &gradients = mesh[axes];
+  Communicator *shard = &gradients, *replicate = nullptr;
+  if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);
   auto dp = std::make_shared<DataParallel>(
-      DataParallel{replicas, *shard, replicate, options.storage, strategy, options.micro_batch, nullptr});
+      DataParallel{replicas, gradients, *shard, replicate, options.storage, strategy, options.micro_batch, nullptr});
   // After whatever else is applied to the model: a strategy shards what that leaves.
   options.cut = [dp, before = options.cut](Gpt& gpt) {
     if (before) before(gpt);
@@ -86,7 +89,7 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   options.after_update = [dp, before = options.after_update](Gpt& gpt, Context& ctx) {
     if (before) before(gpt, ctx);
     dp->strategy->after_update();
-    const bool last = dp->replicas.rank() + 1 == dp->replicas.size();
+    const bool last = dp->gradients.rank() + 1 == dp->gradients.size();
     if (!dp->options.faults.drift || !last) return;
     const double factor = 1 + (dp->storage.dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-20);  // more than rounding
     for (const Parameter* p : gpt.parameters()) scale(ctx.stream, p->weight, factor);
@@ -100,7 +103,8 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   const std::int64_t rows = options.global_batch / replicas.size() * options.model.seq, begin = replicas.rank() * rows;
   options.activation_part = [begin, rows, before = options.activation_part](const std::string& name, ActivationPart& part) {
     if (before) before(name, part);
-    part.rows = {{begin, begin + rows}};
+    if (part.rows.empty()) part.rows = {{0, rows}};
+    for (Segment& s : part.rows) s.begin += begin, s.end += begin;  // those of the replica
   };
   options.gather_activation = [everyone = mesh.everyone()](const HostTensor& mine, const ActivationPart& part) {
     return gather_activation(everyone, mine, part);

@@ -14,7 +14,8 @@ namespace ref5d::data_parallel {
 [[nodiscard]] GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::int64_t ranks);
 
 // Turns the options of a single-device run into those of this rank: the trainer takes its share of each global batch, and holds
-// and reduces what the strategy says, over the mesh's dp axis. shard_size: of hsdp. The mesh must outlive the trainer.
+// and reduces what the strategy says, over the mesh's dp axis, and cp with it: ranks along cp take the same samples, other
+// tokens of them. shard_size: of hsdp. The mesh must outlive the trainer.
 void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size);
 
 }  // namespace ref5d::data_parallel

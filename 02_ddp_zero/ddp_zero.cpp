@@ -22,13 +22,14 @@ bool groups_are_within_nodes(const World& world, const std::vector<int>& ranks, 
 }
 
 int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh) {
-  const int ranks = static_cast<int>(mesh.size("dp"));
+  const std::string axes = gradient_axes(mesh);
+  const int ranks = static_cast<int>(mesh.size(axes));
   if (asked_for > 0) {
     if (ranks % asked_for == 0) return static_cast<int>(asked_for);
     throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", asked_for, ranks));
   }
   const int nodes = world.node_count();
-  const std::vector<int>& replicas = mesh["dp"].group().ranks;
+  const std::vector<int>& replicas = mesh[axes].group().ranks;
   if (nodes > 1 && ranks % nodes == 0 && groups_are_within_nodes(world, replicas, ranks / nodes)) return ranks / nodes;
   for (int prime = 2; prime <= ranks; ++prime)
     if (ranks % prime == 0) return ranks / prime;

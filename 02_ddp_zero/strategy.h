@@ -24,6 +24,7 @@ struct Faults {
   bool stale_weights = false;          // zero3: gathered weights are kept over the update
   bool local_label_count = false;      // each replica divides by its own labels, then the ranks average (P02)
   bool drift = false;                  // the last rank's weights are changed a little after each update (P12)
+  bool without_cp = false;             // gradients are summed over dp alone, though cp's ranks have other tokens (P04)
   bool average_again = false;          // the sum over ranks is divided by their number, on top of the loss's division (T1)
 };
 

@@ -29,18 +29,19 @@ std::int64_t linear_flops_of_rank(const Options& o, const GptConfig& c, int rank
 }
 
 namespace {
-
-// Strategies that keep whole gradients sum what is shared once a step, the others after each micro-batch.
 bool sums_once(const std::string& strategy) { return strategy == "naive" || strategy == "ddp" || strategy == "zero1"; }
+}  // namespace
+
 std::int64_t shared_sums_per_step(const Options& o, const std::string& strategy) {
   return sums_once(strategy) ? 1 : o.grad_accum;
 }
 
-// Bytes of an element of the gradient that is summed: the step's sum, which is wide, or a micro-batch's.
-std::int64_t gradient_bytes(const Options& o, const std::string& strategy) {
+std::int64_t shared_gradient_bytes(const Options& o, const std::string& strategy) {
   const bool wide = o.dtype == Dtype::kBf16 && o.fp32_grads && (sums_once(strategy) || o.fused_grad_accum);
   return wide ? 4 : static_cast<std::int64_t>(dtype_size(o.dtype));
 }
+
+namespace {
 
 // An all-reduce of B bytes over N ranks: each sends 2 B (N-1)/N, all together 2 B (N-1).
 std::int64_t sent(std::int64_t bytes, std::int64_t ranks) { return 2 * bytes * (ranks - 1); }
@@ -69,7 +70,7 @@ std::vector<PhaseTraffic> expected_traffic(const Options& o, const GptConfig& c,
   const auto statistic = static_cast<std::int64_t>(dtype_size(accumulator_of(o.dtype)));
   const std::int64_t T = o.micro_batch * c.seq, M = o.grad_accum, L = c.layers;
   const std::int64_t hidden = sent(T * c.hidden * element, ranks);  // an all-reduce of [T, H]
-  const PhaseTraffic shared = shared_gradients(c, ranks, gradient_bytes(o, strategy));
+  const PhaseTraffic shared = shared_gradients(c, ranks, shared_gradient_bytes(o, strategy));
   const std::int64_t sums = L * shared_sums_per_step(o, strategy);
   std::int64_t norm_blocks_of_all = 0;
   const Gpt gpt(c);

@@ -32,4 +32,9 @@ struct PhaseTraffic {
 [[nodiscard]] std::vector<PhaseTraffic> expected_traffic(const Options& options, const GptConfig& model, int ranks,
                                                          int replicas, const std::string& strategy);
 
+// Of gradients that the axis's ranks have shares of: how often a step sums them (strategies that keep whole gradients once, the
+// others after each micro-batch), and bytes of an element of what is summed (the step's sum, which is wide, or a micro-batch's).
+[[nodiscard]] std::int64_t shared_sums_per_step(const Options& options, const std::string& strategy);
+[[nodiscard]] std::int64_t shared_gradient_bytes(const Options& options, const std::string& strategy);
+
 }  // namespace ref5d::tensor_parallel

@@ -14,16 +14,17 @@ Range share_of(std::int64_t n, int ranks, int rank) {
   return {begin(rank), begin(rank + 1)};
 }
 
-Heads heads_of(const GptConfig& c, int ranks, int rank) {
-  const std::int64_t group = c.heads / c.kv_heads;  // query heads that share a kv head
+Heads heads_of(const GptConfig& c, int ranks, int rank) { return heads_of(c.heads, c.heads / c.kv_heads, 0, ranks, rank); }
+
+Heads heads_of(std::int64_t heads, std::int64_t group, std::int64_t offset, int ranks, int rank) {
   const auto kv_of = [&](int r) {
-    const Range query = share_of(c.heads, ranks, r);
-    return Range{query.begin / group, (query.end + group - 1) / group};
+    const Range query = share_of(heads, ranks, r);
+    return Range{(query.begin + offset) / group, (query.end + offset + group - 1) / group};
   };
   Heads h;
-  h.query = share_of(c.heads, ranks, rank);
+  h.query = share_of(heads, ranks, rank);
   h.kv = kv_of(rank);
-  h.offset = h.query.begin - h.kv.begin * group;
+  h.offset = h.query.begin + offset - h.kv.begin * group;
   for (std::int64_t head = h.kv.begin; head < h.kv.end; ++head) {
     Range holders{ranks, 0};
     for (int r = 0; r < ranks; ++r) {

@@ -30,6 +30,8 @@ struct Heads {
   std::vector<Range> holders;
 };
 [[nodiscard]] Heads heads_of(const GptConfig& config, int ranks, int rank);
+// The same of fewer than a model's heads, whose first kv head's group begins with `offset` query heads that are not among them.
+[[nodiscard]] Heads heads_of(std::int64_t heads, std::int64_t group, std::int64_t offset, int ranks, int rank);
 
 // The range as one segment of a dim in which each counted thing is `width` elements wide.
 [[nodiscard]] std::vector<Segment> segments_of(const Range& range, std::int64_t width = 1);

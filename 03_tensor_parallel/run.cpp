@@ -76,7 +76,7 @@ TrainerOptions layout_settings(const Options& options, const Lesson& lesson, Wor
   TrainerOptions settings = trainer_options(options, model_config(options), replicas, mesh.everyone().size());
   TensorParallelOptions tensor = lesson.tensor;
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, tensor.faults, mesh["tp"].rank());
-  apply(settings, mesh, tensor);
+  (void)apply(settings, mesh, tensor);
   data_parallel::apply(settings, mesh, lesson.strategy, shard_size_of(lesson, world, mesh));
   return settings;
 }

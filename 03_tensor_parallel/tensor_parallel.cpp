@@ -97,7 +97,7 @@ void locate(const std::string& name, const GptConfig& c, const Axis& axis, Activ
 
 }  // namespace
 
-void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options) {
+std::shared_ptr<Axis> apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options) {
   if (settings.shard || settings.accumulate)
     throw std::logic_error(
         "tensor_parallel::apply comes before data_parallel::apply, whose reductions need whole sums over tp");
@@ -127,6 +127,7 @@ void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& op
     if (before) before(name, part);
     locate(name, model, *axis, part);
   };
+  return axis;
 }
 
 }  // namespace ref5d::tensor_parallel

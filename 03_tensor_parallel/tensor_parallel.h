@@ -36,7 +36,7 @@ void cut(Gpt& gpt, int ranks, int rank, const Faults& faults = {});
 void apply(Gpt& gpt, const std::shared_ptr<Axis>& axis);
 
 // Turns the settings of a run into those of this rank of the mesh's tp axis; the mesh must outlive the trainer. To be called
-// before data_parallel::apply, which shards what is left.
-void apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options);
+// before data_parallel::apply, which shards what is left. Returns what the run's cut parts share.
+std::shared_ptr<Axis> apply(TrainerOptions& settings, Mesh& mesh, const TensorParallelOptions& options);
 
 }  // namespace ref5d::tensor_parallel

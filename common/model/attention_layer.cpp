@@ -86,7 +86,7 @@ Tensor AttentionLayer::normed_heads_backward(Context& ctx, const Norm& norm, con
 
 Tensor AttentionLayer::attend(Context& ctx, const Tensor& x, Saved& saved) {
   const Tensor in = region->enter(ctx, x);
-  saved.push("attention.in", region->keep(x, in));
+  saved.push("attention.in", region->keep(ctx, x, in));
   Qkv t = qkv ? split(qkv->forward(ctx, in)) : Qkv{q->forward(ctx, in), k->forward(ctx, in), v->forward(ctx, in)};
   if (q_norm) {
     t.q = normed_heads(ctx, *q_norm, t.q, saved);

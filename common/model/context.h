@@ -31,6 +31,7 @@ struct MicroBatch {
   Tensor order, start;    // [T]; see attention.h
   ResidualRows residual;
   AttentionTokens attention;
+  std::any attention_plan;         // what an AttentionCore that takes LocalAttention's place must know of other ranks' tokens
   RopeTable rope;                  // undefined with learned positions
   std::int64_t visible_pairs = 0;  // exact attention work of the micro-batch
   double loss_scale = 0;           // 1 / valid labels of the global batch: the one division

@@ -77,7 +77,7 @@ std::vector<std::shared_ptr<Parameter>> Head::parameters() const {
 Tensor Head::logits(Context& ctx, const Tensor& x, Saved& saved) {
   const Tensor normed = norm->forward(ctx, x, saved);
   const Tensor in = region->enter(ctx, normed);
-  saved.push("head.in", region->keep(normed, in));
+  saved.push("head.in", region->keep(ctx, normed, in));
   Tensor y = projection->multiply(ctx, in);
   ctx.see("logits", y);
   return y;

@@ -70,7 +70,7 @@ class Region {
   [[nodiscard]] virtual Tensor leave_backward(Context&, const Tensor& dy) { return dy; }
   // What of (input, entered) is kept for the weight gradients, and the entered tensor again from that. Input gradients are
   // computed meanwhile.
-  [[nodiscard]] virtual Tensor keep(const Tensor& /*input*/, const Tensor& entered) { return entered; }
+  [[nodiscard]] virtual Tensor keep(const Context&, const Tensor& /*input*/, const Tensor& entered) { return entered; }
   [[nodiscard]] virtual PendingTensor begin_restore(Context&, const Tensor& kept) {
     return [kept](Context&) { return kept; };
   }

@@ -28,7 +28,7 @@ std::vector<std::shared_ptr<Parameter>> DenseMlp::parameters() const {
 Tensor DenseMlp::dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any&) {
   ctx.see_sub("sub", layer_, "mlp_in", x);
   Tensor in = region->enter(ctx, x);
-  saved.push("mlp.in", region->keep(x, in));
+  saved.push("mlp.in", region->keep(ctx, x, in));
   return in;
 }
 

@@ -45,7 +45,9 @@ std::string generate_text(Trainer& trainer, const std::string& prompt, std::int6
   Context ctx = trainer.context();
   ctx.dropout = 0;
   ctx.probe = nullptr;
-  Loader loader(config, ctx.dtype, trainer.stream());
+  // Every rank has the whole text, however training cuts sequences.
+  Loader loader(config, ctx.dtype, trainer.stream(),
+                {.cut = {}, .plan_attention = {}, .scatter_residual = trainer.options().loader.scatter_residual});
   std::string text = prompt;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::size_t window = std::min(tokens.size(), static_cast<std::size_t>(config.seq));

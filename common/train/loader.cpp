@@ -5,11 +5,21 @@
 
 namespace ref5d {
 
-Loader::Loader(const GptConfig& config, Dtype dtype, Stream& compute) : config_(config), dtype_(dtype), compute_(compute) {}
+Loader::Loader(const GptConfig& config, Dtype dtype, Stream& compute, LoaderHooks hooks)
+    : config_(config), dtype_(dtype), compute_(compute), hooks_(std::move(hooks)) {}
 
-void Loader::start(std::span<const Row> rows, std::int64_t first_sample) {
+std::vector<Row> Loader::cut(std::span<const Row> whole) const {
+  std::vector<Row> here;
+  for (const Row& row : whole) here.push_back(hooks_.cut(row));
+  return here;
+}
+
+void Loader::start(std::span<const Row> given, std::int64_t first_sample) {
   if (started_ - taken_ == slots_.size()) throw std::logic_error("both slots of the loader are in use");
   Slot& slot = slots_[started_++ % slots_.size()];
+  const std::vector<Row> here = hooks_.cut ? cut(given) : std::vector<Row>();
+  const std::span<const Row> rows = hooks_.cut ? std::span<const Row>(here) : given;
+  if (hooks_.cut) slot.whole.assign(given.begin(), given.end());
   slot.batch = static_cast<std::int64_t>(rows.size());
   slot.seq = static_cast<std::int64_t>(rows.front().tokens.size());
   slot.visible_pairs = 0;
@@ -65,6 +75,8 @@ MicroBatch Loader::take(double loss_scale) {
   b.attention = make_attention_tokens(compute_, b.order.view(rows), b.start.view(rows), b.order.view(rows));
   if (config_.position == PositionKind::kRope)
     b.rope = make_rope_table(compute_, b.order, b.start, config_.head_dim(), config_.rope_theta, dtype_);
+  if (hooks_.plan_attention) hooks_.plan_attention(b, slot.whole, compute_);
+  if (hooks_.scatter_residual) hooks_.scatter_residual(b);
   return b;
 }
 

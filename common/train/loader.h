@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "common/device/memory.h"
 #include "common/model/config.h"
@@ -11,9 +13,18 @@
 
 namespace ref5d {
 
+// What layouts over several ranks make of a micro-batch; empty on one device.
+struct LoaderHooks {
+  // Context parallelism: the part of a row that is here, and then what attention must know of the whole rows.
+  std::function<Row(const Row& whole)> cut;
+  std::function<void(MicroBatch&, std::span<const Row> whole, Stream& compute)> plan_attention;
+  // Sequence parallelism: narrows MicroBatch::residual to the rows of the residual stream that are here.
+  std::function<void(MicroBatch&)> scatter_residual;
+};
+
 class Loader {
  public:
-  Loader(const GptConfig& config, Dtype dtype, Stream& compute);
+  Loader(const GptConfig& config, Dtype dtype, Stream& compute, LoaderHooks hooks = {});
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -33,11 +44,15 @@ class Loader {
     Event copied;   // the pinned memory may be written again, the device memory be read
     Tensor device;  // int32 [kFields, T]
     std::int64_t batch = 0, seq = 0, visible_pairs = 0;
+    std::vector<Row> whole;  // where rows are cut
   };
+  // The rows that are here.
+  [[nodiscard]] std::vector<Row> cut(std::span<const Row> whole) const;
 
   GptConfig config_;
   Dtype dtype_;
   Stream& compute_;
+  LoaderHooks hooks_;
   std::array<Slot, 2> slots_;
   Stream copy_{"copy"};  // after the slots: it ends first, with the copies that use their memory
   std::size_t started_ = 0, taken_ = 0;

@@ -23,7 +23,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
       stream_(device().compute()),
       gpt_(options.model),
       context_(stream_),
-      loader_(options.model, options.storage.dtype, stream_) {
+      loader_(options.model, options.storage.dtype, stream_, options.loader) {
   if (options.cut) options.cut(gpt_);
   gpt_.materialise(options.storage, stream_, options.shard);
   if (!options.load.empty()) load_weights(gpt_, options.load, stream_);

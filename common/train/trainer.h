@@ -30,6 +30,8 @@ struct TrainerOptions {
   // What a layout over several ranks brings along; all empty on one device.
   // Called once the model is built and before it has storage: changes placements and swaps parts.
   std::function<void(Gpt&)> cut;
+  // What becomes of each micro-batch's tokens.
+  LoaderHooks loader;
   // Called for each parameter as soon as its storage is filled, and before the next one's is allocated: gives up what other
   // ranks hold. So no rank needs the whole model at any time.
   std::function<void(Parameter&)> shard;

@@ -22,7 +22,7 @@ inline std::optional<Mesh> tp_slice(int tp, int dp = 1) {
 }
 
 inline TrainerOptions cut_options(Mesh& mesh, TrainerOptions o, const StrategyCase& s, const TensorParallelOptions& tensor) {
-  tensor_parallel::apply(o, mesh, tensor);
+  (void)tensor_parallel::apply(o, mesh, tensor);
   data_parallel::apply(o, mesh, s.options, s.shard_size);
   return o;
 }

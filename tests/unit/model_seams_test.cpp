@@ -19,7 +19,7 @@ class HalfOfTheRows : public Region {
   }
   [[nodiscard]] Tensor leave(Context&, const Tensor& y) override { return scatter(y); }
   [[nodiscard]] Tensor leave_backward(Context& ctx, const Tensor& dy) override { return gather(ctx, dy); }
-  [[nodiscard]] Tensor keep(const Tensor& input, const Tensor&) override { return input; }
+  [[nodiscard]] Tensor keep(const Context&, const Tensor& input, const Tensor&) override { return input; }
   [[nodiscard]] PendingTensor begin_restore(Context&, const Tensor& kept) override {
     return [rank = rank_, kept](Context& ctx) { return HalfOfTheRows(rank).gather(ctx, kept); };
   }
