@@ -177,8 +177,11 @@ LayerActivations kept_of_layer(const Layout& l, int cp_rank, int tp_rank) {
   const std::int64_t tokens = l.options.micro_batch * sequences.length(cp_rank), head_dim = l.model.head_dim();
   LayerActivations kept = tensor_parallel::layer_activations(l.options, l.model, tokens, l.tp, tp_rank);
   if (l.sp) {
-    const std::int64_t rows = share_of(tokens, l.tp, tp_rank).size();
+    const std::int64_t rows = share_of(tokens, l.tp, tp_rank).size(), message = share_of(tokens, l.tp, 0).size();
     kept.whole = tensor_parallel::layer_activations(l.options, l.model, rows, l.tp, tp_rank).whole;
+    // What a reduce-scatter brought is as long as the longest share: the sublayers' outputs, with the residual added.
+    const std::int64_t outputs = l.options.recompute == "full" ? 1 : 2;
+    kept.whole += outputs * (message - rows) * l.model.hidden * element(l);
     const std::int64_t inputs = l.options.recompute == "none" ? 2 : l.options.recompute == "selective" ? 1 : 0;
     if (l.sp_keep == "gathered") kept.whole += inputs * (tokens - rows) * l.model.hidden * element(l);
   }
