@@ -33,7 +33,8 @@ struct PhaseTraffic {
                                                          int replicas, const std::string& strategy);
 
 // Of gradients that the axis's ranks have shares of: how often a step sums them (strategies that keep whole gradients once, the
-// others after each micro-batch), and bytes of an element of what is summed (the step's sum, which is wide, or a micro-batch's).
+// others after each micro-batch), and bytes of an element of what is summed (the step's sum, which is wide, or one of a
+// micro-batch).
 [[nodiscard]] std::int64_t shared_sums_per_step(const Options& options, const std::string& strategy);
 [[nodiscard]] std::int64_t shared_gradient_bytes(const Options& options, const std::string& strategy);
 

@@ -30,4 +30,15 @@ void run_experiments(const std::string& name, Experiment& experiment);
 // The files that it writes where Experiment::virtual_trace is `prefix`.
 [[nodiscard]] std::vector<OutputFile> virtual_traces(const std::string& name, const std::string& prefix);
 
+// Attention's work by rank and hop: counted, drawn and timed.
+void balance_experiment(Experiment& e);
+[[nodiscard]] std::vector<OutputFile> balance_traces(const std::string& prefix);
+// Messages beside computation and before it, with grouped queries and without.
+void overlap_experiment(Experiment& e);
+[[nodiscard]] std::vector<OutputFile> overlap_traces(const std::string& prefix);
+// What sequence and context parallelism cut, send and keep, side by side; and the kinds of context parallelism.
+void compare_experiment(Experiment& e);
+// The longest sequence under a cap of memory, on more and more ranks.
+void length_experiment(Experiment& e);
+
 }  // namespace ref5d::seq_context_parallel

@@ -1,0 +1,94 @@
+// The longest sequence that fits under a cap of a rank's memory, on one rank, and on more of them along cp. Weights, gradients
+// and moments take what they take; what is left holds so many tokens' activations, and every rank brings as much of it again.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "04_seq_context_parallel/experiments.h"
+#include "common/app/settings.h"
+#include "common/device/device.h"
+#include "common/verify/table.h"
+
+namespace ref5d::seq_context_parallel {
+
+namespace {
+
+class LongestSequence {
+ public:
+  LongestSequence(Experiment& e, int ranks) : e_(e), ranks_(ranks), step_(2 * ranks) {}
+
+  // Of the rank that needs most, over one step of training on sequences of `length` tokens: bytes of its whole ledger.
+  [[nodiscard]] std::int64_t peak(std::int64_t length) {
+    Options options = e_.options;
+    options.seq = length;
+    options.micro_batch = options.grad_accum = 1;
+    options.verify = false;
+    Lesson lesson = e_.lesson;
+    lesson.sp = false;
+    lesson.sabotage = nullptr;
+    const int first = e_.world.rank() / ranks_ * ranks_;
+    std::vector<int> ranks;
+    for (int r = first; r < first + ranks_; ++r) ranks.push_back(r);
+    Mesh mesh({.cp = ranks_}, ranks);
+    const TrainerOptions settings = layout_settings(options, lesson, e_.world, mesh);
+    const Dataset data(dataset_options(options, settings.model));
+    Trainer trainer(settings, data);
+    device().memory().reset_peaks();
+    (void)trainer.step();
+    device().synchronize();
+    std::int64_t most = 0;
+    for (const Bytes& of_rank :
+         all_gather_on_host(e_.world.everyone(), to_bytes(static_cast<double>(device().memory().total_peak()))))
+      most = std::max(most, static_cast<std::int64_t>(to_number(of_rank)));
+    return most;
+  }
+
+  // In steps of 2 N tokens. The peak grows evenly, so two runs say where to look, and others whether it is so.
+  [[nodiscard]] std::int64_t under(std::int64_t cap, std::int64_t start) {
+    std::int64_t a = rounded(start), b = 2 * a;
+    const std::int64_t at_a = peak(a), at_b = peak(b);
+    std::int64_t length = std::max(step_, rounded(a + (cap - at_a) * (b - a) / std::max<std::int64_t>(at_b - at_a, 1)));
+    while (length > step_ && peak(length) > cap) length -= step_;
+    while (peak(length + step_) <= cap) length += step_;
+    return length;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t rounded(std::int64_t length) const { return std::max(step_, length / step_ * step_); }
+
+  Experiment& e_;
+  int ranks_;
+  std::int64_t step_;
+};
+
+}  // namespace
+
+void length_experiment(Experiment& e) {
+  const int n = e.mesh.everyone().size();
+  const std::int64_t start = model_config(e.options).seq;
+  // Without a cap, that of what one rank needs for sequences four times as long as the run's.
+  const std::int64_t cap = e.lesson.memory_cap_mib > 0 ? static_cast<std::int64_t>(e.lesson.memory_cap_mib * 0x1p20)
+                                                       : LongestSequence(e, 1).peak(4 * start);
+  std::vector<std::vector<std::string>> table{{"ranks along cp", "longest sequence", "of one rank's", "bytes at its peak"}};
+  std::int64_t of_one = 0;
+  for (int ranks = 1; ranks <= n; ++ranks) {
+    if (n % ranks != 0) continue;
+    LongestSequence search(e, ranks);
+    const std::int64_t longest = search.under(cap, ranks * start);
+    if (ranks == 1) of_one = longest;
+    const double times = static_cast<double>(longest) / static_cast<double>(of_one);
+    // Two steps of the search are a part of 4 / longest of one. (Whole keys, which allgather has for a moment, do not grow so,
+    // and ulysses keeps the output twice, as attention has it and as the next layer reads it.)
+    if (e.world.is_root() && ranks > 1 && e.lesson.context.kind == "ring")
+      e.report.claims.push_back(make_claim(fmt::format("longest sequence under the cap: {} ranks, times one's", ranks), ranks,
+                                           times, 4 / static_cast<double>(of_one), "",
+                                           fmt::format("{} and {} tokens", longest, of_one)));
+    table.push_back({fmt::format("{}", ranks), fmt::format("{}", longest), fmt::format("{:.3f}", times),
+                     grouped_digits(search.peak(longest))});
+  }
+  if (e.prints())
+    fmt::print("\nThe longest sequence under {:.2f} MiB a rank, {}\n{}", static_cast<double>(cap) / 0x1p20,
+               dtype_name(e.options.dtype), format_table(table, "rrrr"));
+}
+
+}  // namespace ref5d::seq_context_parallel

@@ -1,0 +1,111 @@
+// What a ring's messages add to a step, beside the computation and before it, with as many kv heads as query heads and with
+// fewer. Ranks that share cores gain nothing from overlap on the clock, so the kernels' own times are replayed with a link of a
+// stated speed (common/device/timeline.h). With zig-zag all ranks have the same to do at every hop, so rank 0 speaks for all.
+#include <fmt/format.h>
+
+#include "04_seq_context_parallel/experiments.h"
+#include "common/app/measure.h"
+#include "common/app/settings.h"
+#include "common/comm/transport.h"
+#include "common/device/device.h"
+#include "common/device/error.h"
+#include "common/verify/table.h"
+
+namespace ref5d::seq_context_parallel {
+
+namespace {
+
+std::string overlap_trace(const std::string& prefix, bool grouped, bool overlap) {
+  return fmt::format("{}.{}.{}.json", prefix, grouped ? "gqa" : "mha", overlap ? "overlap" : "no-overlap");
+}
+
+struct RingRun {
+  std::int64_t kv_heads = 0, ring_bytes = 0;  // sent over cp by all ranks in a step
+  VirtualRun replayed;
+  std::string fingerprint;
+};
+
+RingRun run_ring(Experiment& e, std::int64_t kv_heads, bool grouped, bool overlap) {
+  constexpr std::int64_t kSteps = 5;
+  Options options = e.options;
+  options.kv_heads = kv_heads;
+  Lesson lesson = e.lesson;
+  lesson.sabotage = nullptr;
+  lesson.context.kind = "ring";  // what the others send, attention waits for
+  lesson.context.overlap = lesson.tensor.overlap = overlap;
+  const TrainerOptions settings = layout_settings(options, lesson, e.world, e.mesh);
+  const Measured m = measure("04_seq_context_parallel", options, settings, kSteps, e.world, e.mesh);
+  RingRun run{kv_heads, 0, replay(m.timeline, e.link), m.fingerprint};
+  for (const TrafficRow& row : m.report.traffic)
+    if (row.axis.starts_with("cp")) run.ring_bytes += row.total_wire_bytes / kSteps;
+  if (!e.virtual_trace.empty() && e.world.is_root())
+    write_virtual_trace(overlap_trace(e.virtual_trace, grouped, overlap), m, run.replayed);
+  return run;
+}
+
+std::vector<std::string> row_of(const RingRun& run, bool overlap) {
+  const VirtualRun& v = run.replayed;
+  const double share = v.communication_us > 0 ? v.exposed_us() / v.communication_us : 0;
+  return {fmt::format("{}", run.kv_heads),       overlap ? "beside the hop before" : "before its hop",
+          fmt::format("{:.0f}", v.compute_us),   fmt::format("{:.0f}", v.communication_us),
+          fmt::format("{:.0f}", v.exposed_us()), fmt::format("{:.0f}%", 100 * share),
+          fmt::format("{:.0f}", v.total_us)};
+}
+
+}  // namespace
+
+std::vector<OutputFile> overlap_traces(const std::string& prefix) {
+  if (prefix.empty()) return {};
+  std::vector<OutputFile> files;
+  for (const bool grouped : {false, true})
+    for (const bool overlap : {false, true}) files.push_back({"--virtual-trace", overlap_trace(prefix, grouped, overlap)});
+  return files;
+}
+
+void overlap_experiment(Experiment& e) {
+  if (Device::mode() == "cuda")
+    throw InputError("--experiment overlap replays times that MODE=cpu records; on GPUs --trace shows the overlap itself");
+  const GptConfig model = model_config(e.options);
+  if (e.mesh.size("cp") == 1 || model.family == Family::kGpt2) {
+    if (e.prints())
+      fmt::print("\noverlap: left out, since {}; --cp 2 and a model with grouped queries show it\n",
+                 model.family == Family::kGpt2 ? "this model has as many kv heads as query heads" : "one rank sends nothing");
+    return;
+  }
+  // The model's own kv heads, or a quarter of its heads where these are all.
+  const std::int64_t tp = e.mesh.size("tp"),
+                     few = model.kv_heads < model.heads ? model.kv_heads : std::max(model.heads / 4, tp);
+  std::vector<std::vector<std::string>> table{
+      {"kv heads", "keys travel", "computation, us", "on the link, us", "exposed, us", "of it", "virtual step, us"}};
+  RingRun runs[2][2];
+  for (const bool grouped : {false, true}) {
+    for (const bool overlap : {false, true}) {
+      RingRun& run = runs[grouped ? 1 : 0][overlap ? 1 : 0];
+      run = run_ring(e, grouped ? few : model.heads, grouped, overlap);
+      table.push_back(row_of(run, overlap));
+    }
+  }
+  if (!e.world.is_root()) return;
+  const auto exposed = [&](int grouped, int overlap) { return runs[grouped][overlap].replayed.exposed_us(); };
+  const auto claim_less = [&](const std::string& name, double less, double more) {
+    e.report.claims.push_back(make_claim(name, 1, less < more ? 1 : 0, 0, "", fmt::format("{:.0f} and {:.0f} us", less, more)));
+  };
+  if (e.default_link) {
+    claim_less("exposed in virtual time: less beside the hop before than before its hop", exposed(1, 1), exposed(1, 0));
+    claim_less("exposed in virtual time: less with grouped queries", exposed(1, 0), exposed(0, 0));
+  }
+  for (const int grouped : {0, 1})
+    e.report.claims.push_back(
+        make_claim(fmt::format("overlap, {} kv heads: final weights that are the same bits", runs[grouped][0].kv_heads), 1,
+                   runs[grouped][0].fingerprint == runs[grouped][1].fingerprint ? 1 : 0));
+  if (transport_counts_wire() && model.heads % few == 0 && few % tp == 0)
+    e.report.claims.push_back(
+        make_claim("sent over cp, grouped queries to as many kv heads as heads",
+                   static_cast<double>(few) / static_cast<double>(model.heads),
+                   static_cast<double>(runs[1][1].ring_bytes) / static_cast<double>(runs[0][1].ring_bytes), 1e-12));
+  if (e.prints())
+    fmt::print("\nThe ring in a step, rank 0, on a link of {:.0f} Mbit/s with {} us per exchange\n{}", e.link.bytes_per_us * 8,
+               e.link.latency_us, format_table(table, "rlrrrrr"));
+}
+
+}  // namespace ref5d::seq_context_parallel
