@@ -148,7 +148,7 @@ void write_timeline(const std::string& path, const RingTimeline& timeline) {
   for (const RingSpan& s : timeline.spans)
     spans.push_back({s.rank,
                      s.communication ? "link" : "compute",
-                     s.communication ? fmt::format("keys of hop {}", s.hop) : fmt::format("attention_forward, hop {}", s.hop),
+                     s.communication ? fmt::format("keys of hop {}", s.hop) : fmt::format("attention_forward of hop {}", s.hop),
                      s.start_us,
                      s.duration_us,
                      s.communication ? "communication" : "compute",

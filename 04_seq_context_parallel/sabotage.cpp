@@ -50,6 +50,9 @@ void with_documents(Options& o, Lesson& lesson, const CommandLine& line, int ran
   with_positions(o, lesson, line, ranks);
   prefer(o, line, "--documents", o.documents, std::string("pack"));
   need(o, o.documents == "pack", "documents that share a row; leave --documents out");
+  // Long rows, and some of them, so that documents begin and end within.
+  prefer(o, line, "--seq", o.seq, std::int64_t{512});
+  prefer(o, line, "--micro-batch", o.micro_batch, std::int64_t{4});
 }
 
 // Tokens that 2N does not divide.

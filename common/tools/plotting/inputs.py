@@ -15,6 +15,8 @@ class BadInput(Exception):
 Report = namedtuple("Report", "name setup memory traffic size parameters steps")
 # One thing that ran. us on the trace's clock.
 Span = namedtuple("Span", "rank stream name start end")
+# Pairs of tokens: [(query, key, rank, hop)].
+Layout = namedtuple("Layout", "name pairs length ranks")
 
 
 def check_picture_name(path):
@@ -96,3 +98,24 @@ def _trace(argument):
     for ending in (".json", ".trace"):
         stem = stem.removesuffix(ending)
     return name or stem, sorted(spans, key=lambda s: s.start)
+
+
+def read_squares(arguments):
+    return [_layout(a) for a in arguments]
+
+
+def _layout(argument):
+    name, path = split_name(argument)
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().split()
+        if lines[0] != "query,key,rank,hop":
+            raise ValueError("another first line")
+        pairs = [tuple(int(n) for n in line.split(",")) for line in lines[1:]]
+        if not pairs or any(len(p) != 4 or min(p) < 0 for p in pairs):
+            raise ValueError("lines of other than four numbers")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, IndexError) as error:
+        raise BadInput(f"{path} is not a file of squares that a program wrote with --virtual-trace ({error})") from None
+    return Layout(name or path, pairs, 1 + max(p[0] for p in pairs), 1 + max(p[2] for p in pairs))

@@ -10,7 +10,9 @@ from plotting.inputs import BadInput
 
 COMPUTE = "compute"
 # "all_gather over dp (49280 x bf16)": what the communicators call their operations.
-OPERATION = re.compile(r"(\w+) over (\S+) \((\d+) x (\w+)\)")
+OPERATION = re.compile(r"(\w+) over (\S+) \((?:(\d+) x (\w+)|\d+ sends?, \d+ receives?)\)")
+# Of a ring that was drawn hop by hop.
+HOP = re.compile(r"hop \d+$")
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "int32": 4, "bf16": 2, "int64": 8}
 # What a kernel is part of, by its name. Others (matrix products, sums, copies) belong to what ran before them. The
 # cross-entropy computes the loss and with it the logits' gradient, with which backward begins.
@@ -29,8 +31,8 @@ WIDTH, LEFT, ROW, TOP = 12, 1.75, 0.3, 1.2  # inches: the picture, the space for
 REMARK = ("A row for each stream of a rank; gaps are waiting. A communication lasts until the rank's part in it is done, which "
           "the slowest of its\npeers decides. Where ranks share cores, lengths vary from run to run, and what is hidden behind "
           "kernels gains no time.")
-VIRTUAL = ("A row for each stream of rank 0; gaps are waiting. Virtual time: kernels take their processor time, communication "
-           "what a link\nof a stated speed takes, and all ranks are at the same point.")
+VIRTUAL = ("A row for each stream; gaps are waiting. Virtual time: kernels take their processor time, communication "
+           "what a link\nof a stated speed takes. Where one rank is shown alone, the others are taken to be at the same point.")
 
 # labels: what may stand in it, the longest first. us.
 Block = namedtuple("Block", "category labels start end")
@@ -44,8 +46,8 @@ def classify(spans):
     for span in spans:
         operation = OPERATION.search(span.name)
         named = next((name for name, pattern in PHASES if pattern.search(span.name)), None)
-        if operation:
-            category = OPERATION_CATEGORIES.get(operation[1], "communication")
+        if operation or (HOP.search(span.name) and span.stream != COMPUTE):
+            category = OPERATION_CATEGORIES.get(operation and operation[1], "communication")
         elif span.stream != COMPUTE:
             category = "other"
         else:
@@ -110,6 +112,14 @@ def with_whole_sums(classified):
     return whole
 
 
+def labels_of(operation):
+    name = operation[1].replace("_", "-")
+    if operation[3] is None:  # messages of several sizes
+        return (name,)
+    size = style.size_text(int(operation[3]) * DTYPE_BYTES.get(operation[4], 1))
+    return (f"{name} {size}", size)
+
+
 def blocks_of(classified, stream, begin, end):
     """What is drawn in a stream's row: kernels of a kind that follow each other as one, each communication by itself."""
     blocks = []
@@ -117,9 +127,9 @@ def blocks_of(classified, stream, begin, end):
         if span.end < begin or span.start > end:
             continue
         operation = OPERATION.search(span.name)
-        if operation:
-            size = style.size_text(int(operation[3]) * DTYPE_BYTES.get(operation[4], 1))
-            labels = (f"{operation[1].replace('_', '-')} {size}", size)
+        hop = HOP.search(span.name)
+        if operation or hop:
+            labels = (hop[0],) if hop else labels_of(operation)
             blocks.append(Block(category, labels, span.start, span.end))
         elif blocks and blocks[-1].category == category and span.start - blocks[-1].end < INVISIBLE * (end - begin):
             blocks[-1] = blocks[-1]._replace(end=max(blocks[-1].end, span.end))
