@@ -10,6 +10,7 @@
 #include "04_seq_context_parallel/ring_work.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
+#include "common/device/error.h"
 #include "common/io/file.h"
 #include "common/io/trace.h"
 #include "common/verify/table.h"
@@ -54,12 +55,13 @@ std::string table_of(const Pairs& pairs) {
 // The layouts' squares side by side: a row for a query, a column for a key, and in it the hop at which its rank computes the
 // pair.
 std::string squares(const std::vector<std::string>& names, std::int64_t length, int ranks) {
-  std::string text = "rank ";
-  for (const std::string& name : names) text += fmt::format("  {:<{}}", name, length);
+  // Each row: the rank of the query, and the hops.
+  std::string text = "rank";
+  for (const std::string& name : names) text += fmt::format("    {:<{}}", name, length);
   while (text.ends_with(' ')) text.pop_back();
   text += "\n";
   for (std::int64_t q = 0; q < length; ++q) {
-    text += "     ";
+    text += "    ";
     for (const std::string& name : names) {
       const SequenceLayout layout = make_layout(name, length, ranks);
       const auto rank_of = [&](std::int64_t place) {
@@ -67,9 +69,10 @@ std::string squares(const std::vector<std::string>& names, std::int64_t length, 
           if (std::binary_search(layout.of(r).begin(), layout.of(r).end(), static_cast<std::int32_t>(place))) return r;
         return -1;
       };
-      text += fmt::format("{} ", rank_of(q));
+      text += fmt::format("{}  ", rank_of(q));
       for (std::int64_t k = 0; k < length; ++k)
         text += k > q ? " " : fmt::format("{}", (rank_of(q) - rank_of(k) + ranks) % ranks);
+      text += " ";
     }
     while (text.ends_with(' ')) text.pop_back();
     text += "\n";
@@ -169,6 +172,8 @@ std::vector<OutputFile> balance_traces(const std::string& prefix) {
 }
 
 void balance_experiment(Experiment& e) {
+  if (Device::mode() == "cuda" && !e.virtual_trace.empty())
+    throw InputError("--virtual-trace replays times that MODE=cpu records; on GPUs --trace shows the ring itself");
   if (!e.world.is_root()) return;
   const int n = e.mesh.size("cp") > 1 ? static_cast<int>(e.mesh.size("cp")) : 4;
   claim_counts_of_layouts(e, n, 64 * n);

@@ -15,7 +15,7 @@ namespace {
 
 // Ranks of one group: those that gather or exchange.
 int group_size(const ContextParallelOptions& o, int ranks) {
-  if (o.kind == "ring") return 1;
+  if (ranks == 1 || o.kind == "ring") return 1;
   if (o.kind == "allgather" || o.ulysses_size == 0) return ranks;
   if (ranks % o.ulysses_size != 0)
     throw InputError(fmt::format("--ulysses-size {} does not divide the {} ranks along cp", o.ulysses_size, ranks));

@@ -15,7 +15,8 @@ namespace {
 
 std::unique_ptr<AttentionCore> make_core(const std::shared_ptr<ContextAxis>& axis) {
   if (axis->options().kind == "allgather") return std::make_unique<AllGatherAttention>(axis);
-  if (axis->options().kind == "ulysses") return std::make_unique<UlyssesAttention>(axis);
+  // Groups of one exchange nothing: what is left is the ring between them.
+  if (axis->options().kind == "ulysses" && axis->group().size() > 1) return std::make_unique<UlyssesAttention>(axis);
   return std::make_unique<RingAttention>(axis);
 }
 

@@ -73,7 +73,7 @@ LayerTraffic of_ulysses(const Layout& l, int tp_rank) {
 }  // namespace
 
 int Layout::group_size() const {
-  if (context.kind == "ring") return 1;
+  if (cp == 1 || context.kind == "ring") return 1;
   return context.kind == "ulysses" && context.ulysses_size > 0 ? context.ulysses_size : cp;
 }
 
@@ -185,7 +185,7 @@ LayerActivations kept_of_layer(const Layout& l, int cp_rank, int tp_rank) {
     const std::int64_t inputs = l.options.recompute == "none" ? 2 : l.options.recompute == "selective" ? 1 : 0;
     if (l.sp_keep == "gathered") kept.whole += inputs * (tokens - rows) * l.model.hidden * element(l);
   }
-  if (l.cp == 1 || l.context.kind != "ulysses" || l.options.recompute != "none") return kept;
+  if (l.group_size() == 1 || l.context.kind != "ulysses" || l.options.recompute != "none") return kept;
   // q, k, v, the output and the log-sum-exp as attention has them: a group's tokens of some heads. And the output once more, as
   // o reads it.
   const Heads here = heads_of(l.model, l.tp, tp_rank), in = heads_in_attention(l, cp_rank % l.group_size(), tp_rank);

@@ -63,6 +63,30 @@ TEST_F(Plots, PicturesAreMade) {
   expect_picture("timeline", "backward.svg", trace_ + " --ranks 0 --backward", "<?xml");
 }
 
+TEST_F(Plots, SquaresOfARing) {
+  const std::string squares = dir_.put("s.csv", "query,key,rank,hop\n0,0,0,0\n1,0,1,1\n1,1,1,0\n");
+  expect_picture("squares", "squares.png", "two=" + squares + " " + squares, "\x89PNG\r\n\x1a\n");
+  const std::string out = "squares " + dir_.path("o.png") + " ";
+  expect_refused(out + report_, {"report.json", "is not a file of squares"});
+  expect_refused(out + dir_.put("short.csv", "query,key,rank,hop\n0,0,0\n"), {"short.csv", "four numbers"});
+  expect_refused(out + dir_.put("none.csv", "query,key,rank,hop\n"), {"none.csv", "is not a file of squares"});
+  expect_refused(out + dir_.put("long.csv", "query,key,rank,hop\n64,0,0,0\n"), {"up to 64 tokens"});
+}
+
+// Messages of several sizes have no size of their own, and hops are drawn one by one.
+TEST_F(Plots, MessagesAndHopsAreBlocks) {
+  const std::string script = "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '" REF5D_SOURCE_DIR
+                             "/common/tools'); from plotting import timeline; from plotting.inputs import Span; "
+                             "s = [Span(0, 'cp', 'p2p over cp/outer (2 sends, 2 receives)', 0, 5), "
+                             "Span(0, 'cp', 'keys of hop 2', 5, 9), Span(0, 'compute', 'attention_forward of hop 1', 0, 4), "
+                             "Span(0, 'compute', 'attention_forward of hop 2', 4, 9)]; "
+                             "c = timeline.classify(s); b = timeline.blocks_of(c, 'cp', 0, 9) + "
+                             "timeline.blocks_of(c, 'compute', 0, 9); "
+                             "sys.exit([(x.category, x.labels[0]) for x in b] != [('communication', 'p2p'), "
+                             "('communication', 'hop 2'), ('forward', 'hop 1'), ('forward', 'hop 2')])";
+  EXPECT_EQ(std::system(("python3 -c \"" + script + "\"").c_str()), 0);
+}
+
 // Two exchanges with a kernel between them are one sum, and are labelled so.
 TEST_F(Plots, AnAllReduceIsOneBlock) {
   const auto span = [](const std::string& name, int tid, int begin, int duration) {
