@@ -1,6 +1,6 @@
 // Attention over disjoint sets of keys, merged, against attention over all of them; and its backward by those sets.
+#include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "common/kernels/attention_merge.h"
 #include "tests/support/attention_testing.h"
@@ -218,21 +218,24 @@ Inputs inputs_of(const AttentionCase& c, Dtype dtype) {
 Part forward(const AttentionCase& c, Dtype dtype, AttentionKind kind) {
   AttentionRun run;
   run.before = 2, run.after = 1;
-  const Values nothing(c.q.size(), std::nan(""));
-  const Part part = part_of(c.shape(), nothing, Values(c.q.size() / static_cast<std::size_t>(c.head_dim), std::nan("")),
-                            accumulator_of(dtype), run);
+  const Values o(c.q.size(), std::nan("")), lse(c.q.size() / static_cast<std::size_t>(c.head_dim), std::nan(""));
+  const Part part = part_of(c.shape(), o, lse, accumulator_of(dtype), run);
   const Inputs in = inputs_of(c, dtype);
   attention_forward(stream(), kind, c.shape(), in.tokens, part.o.part, part.lse, in.q, in.k, in.v);
   return part;
 }
+std::vector<Part> forward_by(const Blocks& blocks, const AttentionCase& c, Dtype dtype, AttentionKind kind) {
+  std::vector<Part> parts;
+  for (const auto& block : blocks) parts.push_back(forward(with_keys(c, block), dtype, kind));
+  return parts;
+}
 // Begins with nothing, as a ring does.
-Part merged(const AttentionCase& c, const Blocks& blocks, Dtype dtype, AttentionKind kind) {
+Part merged(const AttentionCase& c, const std::vector<Part>& parts) {
   AttentionRun run;
   run.after = 3;
-  const Part sum =
-      part_of(c.shape(), Values(c.q.size(), std::nan("")),
-              Values(c.q.size() / static_cast<std::size_t>(c.head_dim), kMinusInfinity), accumulator_of(dtype), run);
-  for (const auto& block : blocks) merge(c.shape(), sum, forward(with_keys(c, block), dtype, kind));
+  const Values nothing(c.q.size(), std::nan("")), no_keys(c.q.size() / static_cast<std::size_t>(c.head_dim), kMinusInfinity);
+  const Part sum = part_of(c.shape(), nothing, no_keys, parts[0].lse.dtype(), run);
+  for (const Part& part : parts) merge(c.shape(), sum, part);
   return sum;
 }
 
@@ -257,17 +260,17 @@ TEST(AttentionMergeKernel, P32_BlocksOfTheKeysMergeToTheWholeInAnyOrder) {
         for (const bool interleaved : {false, true}) {
           SCOPED_TRACE(c.name() + " " + dtype_name(dtype) + " in " + std::to_string(count) +
                        (interleaved ? " interleaved" : ""));
-          Blocks blocks = cut_keys(c.k_len, count, interleaved);
-          const Part first = merged(c, blocks, dtype, kind);
+          std::vector<Part> parts = forward_by(cut_keys(c.k_len, count, interleaved), c, dtype, kind);
+          const Part first = merged(c, parts);
           EXPECT_LT(relative_error(values_of(first.o.part), values_of(whole.o.part)), allowed);
           EXPECT_LT(greatest_difference(values_of(first.lse), values_of(whole.lse)), 4 * allowed);
           // As rank 1 of a ring gets them, and backwards.
-          std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
+          std::rotate(parts.begin(), parts.begin() + 1, parts.end());
           for (int again = 0; again < 2; ++again) {
-            const Part other = merged(c, blocks, dtype, kind);
+            const Part other = merged(c, parts);
             EXPECT_LT(relative_error(values_of(other.o.part), values_of(first.o.part)), allowed);
             EXPECT_LT(greatest_difference(values_of(other.lse), values_of(first.lse)), 4 * allowed);
-            std::reverse(blocks.begin(), blocks.end());
+            std::reverse(parts.begin(), parts.end());
           }
         }
     }
@@ -304,8 +307,7 @@ Gradients backward(const AttentionCase& c, const Blocks& blocks, Dtype dtype, At
   return r;
 }
 
-// With the merged lse and o a block's p are its share of the whole softmax; by its own lse they would add up to 1 in each
-// block.
+// By the merged lse a block's probabilities are a share of the whole softmax; by its own they would add up to 1 in each block.
 TEST(AttentionMergeKernel, P34_BackwardByBlocksNeedsTheMergedStatistics) {
   unsigned n = 0;
   for (const Dtype dtype : kFloatDtypes)
@@ -314,11 +316,11 @@ TEST(AttentionMergeKernel, P34_BackwardByBlocksNeedsTheMergedStatistics) {
       const AttentionKind kind = ++n % 3 == 0 ? AttentionKind::kNaive : AttentionKind::kFlash;
       const bool interleaved = n % 2 == 0;
       const Blocks blocks = cut_keys(c.k_len, 3, interleaved), one = cut_keys(c.k_len, 1, false);
-      const Part whole = forward(c, dtype, kind), sum = merged(c, blocks, dtype, kind);
+      const Part whole = forward(c, dtype, kind), sum = merged(c, forward_by(blocks, c, dtype, kind));
+      const auto own_lse = [&](const AttentionCase& block) { return forward(block, dtype, kind).lse; };
       const Gradients expected = backward(c, one, dtype, kind, whole, [&](const AttentionCase&) { return whole.lse; }),
                       by_blocks = backward(c, blocks, dtype, kind, sum, [&](const AttentionCase&) { return sum.lse; }),
-                      by_own = backward(c, blocks, dtype, kind, sum,
-                                        [&](const AttentionCase&block) { return forward(block, dtype, kind).lse; });
+                      by_own = backward(c, blocks, dtype, kind, sum, own_lse);
       SCOPED_TRACE(c.name() + " " + dtype_name(dtype));
       const double allowed = accumulator_of(dtype) == Dtype::kFp64 ? 3e-15 : 1e-6;
       for (const auto member : {&Gradients::dq, &Gradients::dk, &Gradients::dv}) {

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "common/kernels/rows.h"
 #include "tests/support/kernel_repeat.h"
