@@ -11,29 +11,27 @@
 namespace ref5d {
 namespace {
 
-// The log-sum-exp of two results that both have keys. The greater one's exponential is 1, so one is left to compute; log1p also
-// keeps what is too small to change a sum that begins with 1.
+// Two results that both have keys: their log-sum-exp, and what the two o's are multiplied by. The greater one's exponential is
+// 1, so there is one to compute; log1p keeps it where it is too small to change a sum that begins with 1.
 template <typename A>
-__device__ inline A merged_lse(A lse, A part_lse, bool without_maximum) {
-  if (without_maximum) return log(exp_of(lse) + exp_of(part_lse));
-  const A greatest = lse > part_lse ? lse : part_lse, least = lse > part_lse ? part_lse : lse;
-  return greatest + log1p(exp_of(least - greatest));
+__device__ inline A merged_lse(A own, A part, bool without_maximum) {
+  if (without_maximum) return std::log(exp_of(own) + exp_of(part));
+  const A greatest = own > part ? own : part, least = own > part ? part : own;
+  return greatest + std::log(1 + exp_of_negative(least - greatest));
 }
-
-// What o and part_o are multiplied by, where both have keys.
 template <typename A>
 struct MergeWeights {
   A own, part;
 };
 template <typename A>
-__device__ inline MergeWeights<A> merge_weights(A lse, A part_lse, bool without_maximum) {
+__device__ inline MergeWeights<A> merge_weights(A own, A part, bool without_maximum) {
   if (without_maximum) {
-    const A merged = merged_lse(lse, part_lse, true);
-    return {exp_of(lse - merged), exp_of(part_lse - merged)};
+    const A merged = merged_lse(own, part, true);
+    return {exp_of(own - merged), exp_of(part - merged)};
   }
-  const A greatest = lse > part_lse ? lse : part_lse;
-  const A own = exp_of(lse - greatest), part = exp_of(part_lse - greatest), both = own + part;
-  return {own / both, part / both};
+  const A lesser = exp_of_negative(own > part ? part - own : own - part);
+  const A greater_weight = 1 / (1 + lesser), lesser_weight = lesser / (1 + lesser);
+  return own > part ? MergeWeights<A>{greater_weight, lesser_weight} : MergeWeights<A>{lesser_weight, greater_weight};
 }
 
 // One block per token. A warp takes a head at a time, and its lanes the channels: on the CPU a loop over them that vectorises.

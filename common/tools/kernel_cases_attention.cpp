@@ -1,4 +1,4 @@
-// Attention: the flash kernels in every size of tile that they are compiled for, and the naive ones.
+// Attention: the flash kernels in every size of tile that they are compiled for, the naive ones, and the merge of two results.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "common/device/device.h"
 #include "common/kernels/attention.h"
+#include "common/kernels/attention_merge.h"
 #include "common/tools/kernel_inputs.h"
 
 namespace ref5d {
@@ -125,6 +126,28 @@ PreparedCase attention(CaseInputs& in, AttentionKind kind, const AttentionCaseSi
   return c;
 }
 
+// Statistics of both signs; in a small case every fifth query has no keys on one side, every seventh none on the other, and so
+// every 35th none at all.
+PreparedCase merge(CaseInputs& in, const AttentionCaseSize& z, bool large) {
+  const Shape shape{z.batch * z.q_len, z.heads * z.head_dim}, statistics{z.batch, z.heads, z.q_len};
+  const auto lse_without = [&](std::int64_t period) {
+    std::vector<double> values;
+    for (std::int64_t i = 0; i < product(statistics); ++i)
+      values.push_back(!large && i % period == 0 ? -std::numeric_limits<double>::infinity()
+                                                 : static_cast<double>(i * period % 11) - 5.5);
+    return in.constants(values, statistics, in.dtype());
+  };
+  const auto packed = [&] { return CaseInputs::inside(in.normal({shape[0], shape[1] + 5})); };
+  const Tensor o = packed(), part_o = packed(), lse = lse_without(5), part_lse = lse_without(7);
+  const AttentionShape attention = z.shape();
+  PreparedCase c;
+  c.step("attention_merge", [=](Stream& s) { attention_merge(s, attention, o, lse, part_o, part_lse); },
+         {o, lse, part_o, part_lse}, {o, lse});
+  c.output("o", o);
+  c.output("lse", lse);
+  return c;
+}
+
 using Sizes = std::vector<AttentionCaseSize>;
 
 void add(CaseList& list, AttentionKind kind, const std::vector<Dtype>& dtypes, const Sizes& sizes) {
@@ -135,6 +158,15 @@ void add(CaseList& list, AttentionKind kind, const std::vector<Dtype>& dtypes, c
   }
 }
 
+// In accumulators' dtypes only.
+void add_merges(CaseList& list, bool large, const Sizes& sizes) {
+  for (const AttentionCaseSize& z : sizes) {
+    const std::string name = fmt::format("attention_merge/{}x{}x{}x{}", z.batch, z.q_len, z.heads, z.head_dim);
+    for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32})
+      list.push_back({name, dtype, false, [=](CaseInputs& in) { return merge(in, z, large); }});
+  }
+}
+
 }  // namespace
 
 void add_attention_cases(CaseList& list, CaseSize size) {
@@ -142,6 +174,7 @@ void add_attention_cases(CaseList& list, CaseSize size) {
   if (size == CaseSize::kLarge) {
     add(list, AttentionKind::kFlash, all, {{4, 1024, 1024, 16, 4, 64, 0, false}, {4, 1024, 1024, 8, 8, 128, 0, false}});
     add(list, AttentionKind::kNaive, all, {{1, 512, 512, 16, 4, 64, 0, false}});
+    add_merges(list, true, {{4, 4096, 0, 16, 16, 64, 0, true}});
     return;
   }
   // More tokens than the tile of the narrow heads has; each wider head has smaller tiles.
@@ -161,6 +194,8 @@ void add_attention_cases(CaseList& list, CaseSize size) {
       {{1, 19, 19, 2, 1, 130, 0, false}, {1, 35, 35, 2, 1, 32, 0, false}});
   // More keys than a block has threads, and more channels.
   add(list, AttentionKind::kNaive, all, {{2, 13, 13, 4, 2, 5, 6, true}, {1, 3, 131, 2, 1, 72, 0, false}});
+  // More heads than a block has warps, and more channels than a warp has lanes.
+  add_merges(list, false, {{2, 19, 0, 9, 9, 5, 0, true}, {1, 35, 0, 2, 2, 40, 0, true}});
 }
 
 }  // namespace ref5d

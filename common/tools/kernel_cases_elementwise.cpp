@@ -50,6 +50,14 @@ PreparedCase copy(CaseInputs& in, std::int64_t rows, std::int64_t columns) {
   return c;
 }
 
+PreparedCase add_to_matrix(CaseInputs& in, std::int64_t rows, std::int64_t columns) {
+  const Tensor from = CaseInputs::inside(in.normal({rows, columns + 5})), to = in.normal({rows, columns});
+  PreparedCase c;
+  c.step("add_matrix", [=](Stream& s) { add_matrix(s, to, from); }, {to, from}, {to});
+  c.output("to", to);
+  return c;
+}
+
 // Four ranks, of which this is the third.
 PreparedCase reduce(CaseInputs& in, std::int64_t n) {
   const Tensor own = in.normal({n}), received = in.normal({3, n}), sum = in.target({n}), most = in.target({n});
@@ -154,8 +162,10 @@ void add_elementwise_cases(CaseList& list, CaseSize size) {
   add("reduce", reduce, large ? Sizes{16 << 20} : Sizes{33, 4811});
   add("grad_norm", grad_norm, large ? Sizes{16 << 20} : Sizes{33, 4811});  // one block of the norm, and two
   const std::vector<Shape> shapes = large ? std::vector<Shape>{{16384, 1024}} : std::vector<Shape>{{5, 33}, {3, 300}};
-  for (const Shape& z : shapes)
+  for (const Shape& z : shapes) {
     add_case(list, fmt::format("copy_matrix/{}x{}", z[0], z[1]), [=](CaseInputs& in) { return copy(in, z[0], z[1]); });
+    add_case(list, fmt::format("add_matrix/{}x{}", z[0], z[1]), [=](CaseInputs& in) { return add_to_matrix(in, z[0], z[1]); });
+  }
 }
 
 }  // namespace ref5d

@@ -1,4 +1,5 @@
-// What is indexed by tokens or drawn at random: the embedding, the sort under its gradient, dropout, initial weights.
+// What is indexed by tokens or drawn at random: the embedding, the sort under its gradient, rows in another order, dropout,
+// initial weights.
 #include <fmt/format.h>
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include "common/kernels/dropout.h"
 #include "common/kernels/embedding.h"
 #include "common/kernels/random.h"
+#include "common/kernels/rows.h"
 #include "common/kernels/sort.h"
 #include "common/tools/kernel_inputs.h"
 
@@ -55,6 +57,16 @@ PreparedCase sort_case(CaseInputs& in, std::int64_t count, std::int64_t limit) {
   PreparedCase c;
   c.step("stable_sort", [=](Stream& s) { stable_sort(s, order, keys, limit); }, {keys}, {order});
   c.exact_output("order", order);
+  return c;
+}
+
+// As many rows are taken as there are, some of them twice, and some that are beyond on either side.
+PreparedCase take_rows_case(CaseInputs& in, std::int64_t rows, std::int64_t columns) {
+  const Tensor index = in.integers({rows}, -1, rows + 1), x = CaseInputs::inside(in.normal({rows, columns + 5}));
+  const Tensor y = in.target({rows, columns});
+  PreparedCase c;
+  c.step("take_rows", [=](Stream& s) { take_rows(s, y, x, index); }, {x, index}, {y});
+  c.exact_output("y", y);
   return c;
 }
 
@@ -126,6 +138,7 @@ void add_token_cases(CaseList& list, CaseSize size) {
   add("part_rows", part_rows_case, true, large ? Pairs{{16384, 32768}} : Pairs{{37, 11}, {1061, 300}});
   // More than one chunk of 1024 keys; one pass of 8 bits, and two.
   add("sort", sort_case, true, large ? Pairs{{32768, 32768}} : Pairs{{37, 5}, {1061, 300}});
+  add("take_rows", take_rows_case, false, large ? Pairs{{16384, 1024}} : Pairs{{37, 33}, {3, 300}});
   add("token_runs", token_runs_case, true, large ? Pairs{{64, 4096}} : Pairs{{3, 37}, {2, 2100}});
   // A row of more than four channels for each of a block's threads, and none of a multiple of four.
   add("dropout", dropout_case, false, large ? Pairs{{16384, 1024}} : Pairs{{5, 33}, {2, 1027}});

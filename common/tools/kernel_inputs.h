@@ -42,7 +42,7 @@ class CaseInputs {
 // The parts of the list, in files of their own.
 using CaseList = std::vector<KernelCase>;
 void add_row_cases(CaseList& list, CaseSize size);          // norms, softmax, bias, rope
-void add_token_cases(CaseList& list, CaseSize size);        // embedding, sort, dropout, random numbers
+void add_token_cases(CaseList& list, CaseSize size);        // embedding, sort, rows, dropout, random numbers
 void add_elementwise_cases(CaseList& list, CaseSize size);  // sums, casts, activations, the optimizer
 void add_gemm_cases(CaseList& list, CaseSize size);
 void add_attention_cases(CaseList& list, CaseSize size);

@@ -31,6 +31,33 @@ TEST(AddKernel, SumsInEveryDtypeAlsoInPlace) {
   }
 }
 
+TEST(AddMatrixKernel, AddsBetweenLeadingDimsInEveryDtypeAndLeavesTheRest) {
+  std::vector<std::int64_t> widths = kAwkwardSizes;
+  widths.push_back(300);  // more than a block has threads
+  for (const Dtype dtype : kFloatDtypes)
+    for (const std::int64_t columns : widths) {
+      const std::int64_t rows = 1 + columns % 5, to_ld = columns + 3, from_ld = columns + 2;
+      const Values to = rounded(random_values(rows * to_ld, 1), dtype), from = rounded(random_values(rows * from_ld, 2), dtype);
+      Values sum(to);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < columns; ++c)
+          sum[std::size_t(r * to_ld + 1 + c)] += from[std::size_t(r * from_ld + 2 + c)];
+      const Tensor y = device_tensor(to, {rows, to_ld}, dtype), x = device_tensor(from, {rows, from_ld}, dtype);
+      add_matrix(stream(), y.columns(1, 1 + columns), x.columns(2, 2 + columns));
+      EXPECT_EQ(values_of(y), rounded(sum, dtype)) << columns;  // one rounding, so exact
+      EXPECT_EQ(values_of(x), from) << columns;
+    }
+}
+
+TEST(AddMatrixKernel, RepeatsBitwise) {
+  const Values to = random_values(301 * 33, 1), from = random_values(301 * 33, 2);
+  expect_repeatable([&] {
+    const Tensor y = device_tensor(to, {301, 33}, Dtype::kBf16);
+    add_matrix(stream(), y, device_tensor(from, {301, 33}, Dtype::kBf16));
+    return y;
+  });
+}
+
 TEST(BiasKernel, ForwardAddsToEachRowAndLeavesTheRestOfAWiderMatrix) {
   for (const Dtype dtype : kFloatDtypes) {
     for (const std::int64_t columns : kAwkwardSizes) {
@@ -233,6 +260,8 @@ TEST(CopyMatrixKernel, BetweenLeadingDimsKeepsBitsAndNeighbours) {
 TEST(ElementwiseKernels, TakeNoRows) {
   const Tensor none = poisoned({0, 8}, Dtype::kFp32), bias = device_tensor(Values(8, 1.0), {8}, Dtype::kFp32);
   add(stream(), none, none, none);
+  add_matrix(stream(), none, poisoned({0, 8}, Dtype::kFp32));
+  add_matrix(stream(), poisoned({3, 0}, Dtype::kFp32), poisoned({3, 0}, Dtype::kFp32));
   bias_forward(stream(), none, bias);
   convert(stream(), none, none);
   scaled_add(stream(), none, none, 2);
@@ -251,6 +280,10 @@ TEST(ElementwiseKernels, WrongShapesAndDtypesAreRefused) {
   EXPECT_THROW(add(stream(), a, a, b), std::logic_error);
   EXPECT_THROW(add(stream(), c, a, a), std::logic_error);
   EXPECT_THROW(add(stream(), ints, ints, ints), std::logic_error);
+  EXPECT_THROW(add_matrix(stream(), a, b), std::logic_error);
+  EXPECT_THROW(add_matrix(stream(), a, c), std::logic_error);
+  EXPECT_THROW(add_matrix(stream(), poisoned({1, 3}, Dtype::kFp32), a), std::logic_error);
+  EXPECT_THROW(add_matrix(stream(), ints, device_ints({1, 2, 3, 4, 5, 6}, {2, 3})), std::logic_error);
   EXPECT_THROW(bias_forward(stream(), a, four), std::logic_error);
   EXPECT_THROW(bias_backward(stream(), four, a, false), std::logic_error);
   EXPECT_THROW(bias_backward(stream(), poisoned({3}, Dtype::kBf16), a, false), std::logic_error);
