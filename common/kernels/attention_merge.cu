@@ -12,7 +12,7 @@ namespace ref5d {
 namespace {
 
 // Two results that both have keys: their log-sum-exp, and what the two o's are multiplied by. The greater one's exponential is
-// 1, so there is one to compute; log1p keeps it where it is too small to change a sum that begins with 1.
+// 1, so there is one to compute.
 template <typename A>
 __device__ inline A merged_lse(A own, A part, bool without_maximum) {
   if (without_maximum) return std::log(exp_of(own) + exp_of(part));
