@@ -51,6 +51,7 @@ void describe(ValueList& config, const Lesson& lesson, Mesh& mesh, int shard_siz
     if (lesson.context.ulysses_size > 0) set_value(config, "ulysses-size", std::int64_t{lesson.context.ulysses_size});
   }
   if (lesson.strategy.kind == "hsdp") set_value(config, "shard-size", std::int64_t{shard_size});
+  if (lesson.memory_cap_mib > 0) set_value(config, "memory-cap", lesson.memory_cap_mib);
 }
 
 std::string tokens_of(const context_parallel::SequenceLayout& layout) {

@@ -157,10 +157,12 @@ void UlyssesAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk
 void expect_heads(const ContextParallelOptions& options, std::int64_t heads, int cp, int tp) {
   const int ranks = options.ulysses_size > 0 ? options.ulysses_size : cp;
   if (options.kind != "ulysses" || heads >= ranks) return;
+  const std::string groups = heads > 1 ? fmt::format("--ulysses-size {} or less, which a ring joins, or ", heads) : "";
+  const std::string whose = tp > 1 ? fmt::format(" (of one of {} tensor-parallel ranks)", tp) : "";
   throw InputError(
-      fmt::format("--cp-kind ulysses over {} ranks cannot cut {} heads{}: every rank needs one at least; use "
-                  "--ulysses-size {} or less, which a ring joins, or --cp-kind ring",
-                  ranks, heads, tp > 1 ? fmt::format(" (those of one of {} tensor-parallel ranks)", tp) : "", heads));
+      fmt::format("--cp-kind ulysses over {} ranks cannot cut {} head{}{}: every rank needs one at least; use "
+                  "{}--cp-kind ring",
+                  ranks, heads, heads == 1 ? "" : "s", whose, groups));
 }
 
 }  // namespace ref5d::context_parallel
