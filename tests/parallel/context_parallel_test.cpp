@@ -40,9 +40,8 @@ TEST_F(ContextParallel, EveryKindTrainsAsOnASingleDevice) {
 
 // Packed queries, keys and values, norms of heads, learned positions, dropout: nothing of it knows of the ranks.
 TEST_F(ContextParallel, EveryModelTrainsAsOnASingleDevice) {
-  const int cp = std::min(n_, 3);  // the heads of GPT-2's small variants
-  auto mesh = mesh_slice({.cp = cp});
-  if (!mesh || kEmulated) return;
+  if (n_ > 3 || kEmulated) return;  // the heads of GPT-2's small variants
+  auto mesh = mesh_slice({.cp = n_});
   const Recompute recompute[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
   std::size_t turn = 0;
   for (const char* name :
@@ -59,7 +58,7 @@ TEST_F(ContextParallel, EveryModelTrainsAsOnASingleDevice) {
 TEST_F(ContextParallel, UlyssesSharesKvHeads) {
   auto mesh = mesh_slice({.cp = n_});
   for (const auto& [heads, kv_heads] : {std::pair{6, 1}, {6, 3}, {8, 4}, {9, 3}, {8, 1}}) {
-    if (heads < n_ || (kEmulated && kv_heads != 3)) continue;
+    if (heads < n_ || (kEmulated && (heads != 6 || kv_heads != 3))) continue;
     for (const int size : {0, n_ % 2 == 0 ? n_ / 2 : 1}) {
       const TrainerOptions o = replicated_options(with_length(with_heads(heads, kv_heads), 9), 1, {2, 2});
       expect_trains_as_alone(*mesh, o, lesson_of(context_of("ulysses", "striped", size)), uneven_data(o.model, 4),
@@ -203,6 +202,7 @@ TEST_F(ContextParallel, P27_DropoutAndRecomputation) {
   auto mesh = mesh_slice({.cp = std::min(n_, 6)});
   if (!mesh) return;
   for (const char* kind : {"ring", "allgather", "ulysses"}) {
+    if (kEmulated && kind[0] != 'u') continue;
     TrainerOptions o = replicated_options(variant("llama_dropout"), 1, {2, 1});
     const Dataset data = uneven_data(o.model, 4);
     const RunValues truth = train_alone(*mesh, o, data, 2);
@@ -254,7 +254,7 @@ TEST_F(ContextParallel, P29_NoTokenIsDropped) {
 TEST_F(ContextParallel, P30_P31_P35_MistakesAboutPlacesAreNoticed) {
   NEEDS_RANKS(2);
   auto mesh = mesh_slice({.cp = n_});
-  TrainerOptions o = replicated_options(with_length(with_enough_heads(n_), 16), 1, {2, 2});
+  TrainerOptions o = replicated_options(with_length(with_enough_heads(n_), kEmulated ? 10 : 16), 1, {2, 2});
   const Dataset data = uneven_data(o.model, 2);  // the first row has two documents
   const RunValues truth = train_alone(*mesh, o, data, 1);
   using context_parallel::Faults;
@@ -279,6 +279,7 @@ TEST_F(ContextParallel, GoldenCases) {
     const bool here = mesh->everyone().rank == 0;
     for (const char* name : {"llama", "gpt2", "llama_packed", "llama_ignored_labels"}) {
       for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
+        if (kEmulated && (dtype != Dtype::kFp64 || std::string(name) != "llama_packed")) continue;
         for (const bool sp : {false, true}) {
           if (sp && sizes.tp == 1) continue;
           Lesson lesson = lesson_of(context_of("ring"));
@@ -315,6 +316,7 @@ TEST_F(ContextParallel, OverlapAndASecondRunChangeNoBit) {
 }
 
 TEST_F(ContextParallel, LowPrecision) {
+  if (kEmulated) return;  // one device alone takes it a minute
   for (const AxisSizes& sizes : {AxisSizes{1, 2, 1}, {1, 4, 1}, {2, 2, 1}}) {
     if (sizes.ranks() != n_) continue;
     auto mesh = mesh_slice(sizes);
