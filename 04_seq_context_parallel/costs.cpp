@@ -148,7 +148,7 @@ std::vector<PhaseTraffic> traffic_of_tp(const Layout& l) {
   // gradients are summed on each of them.
   std::vector<PhaseTraffic> phases = tensor_parallel::expected_traffic(l.options, l.model, l.tp, l.dp, l.strategy);
   for (PhaseTraffic& p : phases)
-    if (p.phase == std::string("norm") || p.phase == std::string("shared gradients")) p.bytes *= l.cp;
+    if (p.phase == "norm" || p.phase == "shared gradients") p.bytes *= l.cp;
   if (!l.sp) return phases;
   const Units units = units_of(l);
   std::int64_t unit = 0;
@@ -164,9 +164,8 @@ std::vector<PhaseTraffic> traffic_of_tp(const Layout& l) {
   PhaseTraffic shared = sums_over_rows(l);
   shared.bytes *= l.dp * l.cp;
   for (const PhaseTraffic& p : phases) {
-    const std::string phase = p.phase;
-    if (phase == "shared gradients") shared.calls += p.calls, shared.bytes += p.bytes;
-    if (phase == "cross-entropy" || phase == "norm") all.push_back(p);
+    if (p.phase == "shared gradients") shared.calls += p.calls, shared.bytes += p.bytes;
+    if (p.phase == "cross-entropy" || p.phase == "norm") all.push_back(p);
   }
   all.push_back(shared);
   return all;

@@ -31,8 +31,6 @@ struct Layout {
   [[nodiscard]] int groups() const { return cp / group_size(); }
 };
 
-using tensor_parallel::PhaseTraffic;
-
 // What an axis sends in one step: operations of rank 0, and bytes of all ranks together.
 [[nodiscard]] std::vector<PhaseTraffic> traffic_of_tp(const Layout& layout);
 [[nodiscard]] std::vector<PhaseTraffic> traffic_of_cp(const Layout& layout);
