@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "02_ddp_zero/data_parallel.h"
+#include "02_ddp_zero/replicas.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/random.h"
 #include "common/verify/run_checks.h"
@@ -167,8 +168,9 @@ inline std::string unlike(double expected, const std::vector<double>& values, do
 class HandFed {
  public:
   HandFed(Mesh& mesh, const StrategyCase& s, const StorageOptions& storage, const GptConfig& c) : gpt_(c) {
-    Communicator *shard = &mesh["dp"], *replicate = nullptr;
-    if (s.options.kind == "hsdp") std::tie(shard, replicate) = mesh.split("dp", s.shard_size);
+    const std::string axes = data_parallel::gradient_axes(mesh);
+    Communicator *shard = &mesh[axes], *replicate = nullptr;
+    if (s.options.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, s.shard_size);
     strategy_ = data_parallel::make_strategy({gpt_, stream_, *shard, replicate, storage, s.options});
     gpt_.materialise(storage, stream_, [&](Parameter& p) { strategy_->shard(p); });
   }
