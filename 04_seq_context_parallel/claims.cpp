@@ -11,15 +11,20 @@ namespace ref5d::seq_context_parallel {
 
 namespace {
 
-void claim_counts(Report& report, const Layout& l, const std::vector<RankCounts>& counts, std::int64_t pairs) {
+void claim_counts(Report& report, const Layout& l, const std::vector<RankCounts>& counts, const GlobalBatch& batch) {
   const auto cp_rank = [&](int rank) { return rank / l.tp % l.cp; };
   const auto tp_rank = [&](int rank) { return rank % l.tp; };
   claim_of_ranks(
       report, "flops of linear layers in a step", column(counts, &RankCounts::linear_flops),
       [&](int r) { return linear_flops(l, cp_rank(r), tp_rank(r)); }, "");
-  std::int64_t attention = 0;
-  for (const RankCounts& c : counts) attention += c.attention_flops;
-  claim_equal(report, "flops of attention in a step, all ranks", attention_flops(l, pairs), attention, "");
+  const std::size_t rows = batch.rows.size() / static_cast<std::size_t>(l.dp);
+  claim_of_ranks(
+      report, "flops of attention in a step", column(counts, &RankCounts::attention_flops),
+      [&](int r) {
+        const auto first = static_cast<std::size_t>(r / (l.tp * l.cp)) * rows;
+        return attention_flops(l, cp_rank(r), tp_rank(r), std::span(batch.rows).subspan(first, rows));
+      },
+      "");
   const auto kept = [&](int r) { return kept_of_layer(l, cp_rank(r), tp_rank(r)); };
   Layout alone = l;
   alone.tp = alone.cp = 1;
@@ -35,9 +40,9 @@ void claim_counts(Report& report, const Layout& l, const std::vector<RankCounts>
 }  // namespace
 
 void claim_costs(Report& report, const Layout& l, const data_parallel::StrategyOptions& strategy, int shard_size,
-                 const std::vector<RankCounts>& counts, std::int64_t pairs) {
+                 const std::vector<RankCounts>& counts, const GlobalBatch& batch) {
   if (!report.loss.empty()) {
-    claim_counts(report, l, counts, pairs);
+    claim_counts(report, l, counts, batch);
     if (transport_counts_wire() && l.tp > 1) claim_traffic_of_axis(report, "tp", traffic_of_tp(l), "operations");
     if (transport_counts_wire() && l.cp > 1) claim_traffic_of_axis(report, "cp", traffic_of_cp(l), "operations");
   }

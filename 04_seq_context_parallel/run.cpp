@@ -69,12 +69,6 @@ void print_head(const Options& o, const Lesson& lesson, const Layout& l, const D
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
 }
 
-std::int64_t pairs_of_first_batch(const Dataset& data, std::int64_t size) {
-  std::int64_t pairs = 0;
-  for (const Row& row : global_batch(data, 0, size).rows) pairs += visible_pairs(row.order, row.start, row.order, 1);
-  return pairs;
-}
-
 // While it lives, a rank's ledger holds no more. (The baseline, which one device trains, is not held to it.)
 class MemoryCap {
  public:
@@ -140,7 +134,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
       gather_counts(mesh.everyone(), RankCounts{flops.count(FlopsKind::kBlockLinear) + flops.count(FlopsKind::kHead),
                                                 flops.count(FlopsKind::kAttention), meter.bytes_per_layer()});
   if (world.is_root())
-    claim_costs(report, layout, lesson.strategy, shard_size, counts, pairs_of_first_batch(data, settings.global_batch));
+    claim_costs(report, layout, lesson.strategy, shard_size, counts, global_batch(data, 0, settings.global_batch));
   return report;
 }
 
