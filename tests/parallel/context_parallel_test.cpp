@@ -299,16 +299,18 @@ TEST_F(ContextParallel, OverlapAndASecondRunChangeNoBit) {
   auto mesh = mesh_slice({.cp = n_});
   const TrainerOptions o = replicated_options(with_length(with_enough_heads(n_), 13), 1, {2, 1});
   const Dataset data = packed_data(o.model, 4);
+  const std::int64_t steps = kEmulated ? 1 : 2;
   for (const ContextParallelOptions& context : every_kind(n_)) {
+    if (kEmulated && context.ulysses_size == 1) continue;  // a ring once more
     Lesson lesson = lesson_of(context);
-    const RunValues first = train_over(*mesh, o, lesson, data, 2);
-    for (std::uint64_t seed = 0; seed <= (kEmulated || n_ > 4 ? 1 : 3); ++seed) {
+    const RunValues first = train_over(*mesh, o, lesson, data, steps);
+    for (std::uint64_t seed = 0; seed <= (kEmulated ? 0 : n_ > 4 ? 1 : 3); ++seed) {
       set_order_seed(seed);
-      EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, 2), first)) << text(context) << ", seed " << seed;
+      EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, steps), first)) << text(context) << ", seed " << seed;
     }
     set_order_seed(0);
     lesson.context.overlap = false;
-    EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, 2), first)) << text(context);
+    EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, steps), first)) << text(context);
   }
 }
 

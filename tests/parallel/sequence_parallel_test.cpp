@@ -30,8 +30,7 @@ TEST_F(SequenceParallel, EveryModelTrainsAsOnASingleDevice) {
   std::size_t turn = 0;
   for (const char* name : {"llama", "llama_tied", "llama_biases", "llama_qk_norm", "llama_mixed", "llama_dropout", "gpt2",
                            "gpt2_mixed", "gpt2_untied", "gpt2_dropout"}) {
-    const bool in_emulator = std::string(name) == "llama_mixed" || std::string(name) == "gpt2_mixed";
-    if (n_ > variant(name).heads || n_ > 4 || (kEmulated && !in_emulator)) continue;
+    if (n_ > variant(name).heads || n_ > 4 || (kEmulated && std::string(name) != "llama_mixed")) continue;
     auto mesh = mesh_slice({.tp = n_});
     for (const char* keep : {"shard", "gathered"}) {
       TrainerOptions o = replicated_options(variant(name), 1, {3, 2});
@@ -177,16 +176,18 @@ TEST_F(SequenceParallel, OverlapAndASecondRunChangeNoBit) {
   auto mesh = mesh_slice({.tp = n_});
   const TrainerOptions o = replicated_options(variant("llama_mixed"), 1, {3, 1});
   const Dataset data = uneven_data(o.model, 6);
+  const std::int64_t steps = kEmulated ? 1 : 2;
   for (const char* keep : {"shard", "gathered"}) {
+    if (kEmulated && keep[0] == 'g') continue;
     Lesson lesson = sequence_parallel_lesson(keep);
-    const RunValues first = train_over(*mesh, o, lesson, data, 2);
-    for (std::uint64_t seed = 0; seed <= (kEmulated ? 1 : 4); ++seed) {
+    const RunValues first = train_over(*mesh, o, lesson, data, steps);
+    for (std::uint64_t seed = 0; seed <= (kEmulated ? 0 : 4); ++seed) {
       set_order_seed(seed);
-      EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, 2), first)) << "seed " << seed;
+      EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, steps), first)) << "seed " << seed;
     }
     set_order_seed(0);
     lesson.tensor.overlap = false;
-    EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, 2), first));
+    EXPECT_TRUE(same_bits(*mesh, train_over(*mesh, o, lesson, data, steps), first));
   }
 }
 
