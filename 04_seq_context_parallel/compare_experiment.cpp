@@ -93,8 +93,7 @@ std::vector<std::string> row_of(const Experiment& e, const Way& way, const Count
           grouped_digits(c.parameters)};
 }
 
-const std::vector<std::string> kHeadings{"",          "cuts", "sends", "calls", "sent by a rank", "kept", "peak of all of it",
-                                         "parameters"};
+const std::vector<std::string> kHeadings{"", "cuts", "sends", "calls", "sent by a rank", "kept", "peak", "parameters"};
 
 // Ranks along tp, with and without sequence parallelism, and along cp; replicas beside them, which cut nothing of a
 // micro-batch.
