@@ -26,7 +26,8 @@ int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh) {
   const int ranks = static_cast<int>(mesh.size(axes));
   if (asked_for > 0) {
     if (ranks % asked_for == 0) return static_cast<int>(asked_for);
-    throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks", asked_for, ranks));
+    throw InputError(fmt::format("--shard-size {} does not divide the {} data-parallel ranks{}; use a divisor of them",
+                                 asked_for, ranks, axes == "dp" ? "" : ", with those along cp"));
   }
   const int nodes = world.node_count();
   const std::vector<int>& replicas = mesh[axes].group().ranks;

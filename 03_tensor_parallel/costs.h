@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/cost_claims.h"
 #include "common/app/options.h"
 #include "common/model/config.h"
 
@@ -24,11 +25,7 @@ struct RankParameters {
 // gradient and 2 for the weight's; and what --recompute does again. (Attention's depend on what the masks leave.)
 [[nodiscard]] std::int64_t linear_flops_of_rank(const Options& options, const GptConfig& model, int ranks, int rank);
 
-// What the axis sends in one step, by what it is for: all-reduces of rank 0, and bytes of all ranks of all replicas together.
-struct PhaseTraffic {
-  const char* phase;
-  std::int64_t calls, bytes;
-};
+// What the axis sends in one step: all-reduces of rank 0, and bytes of all ranks of all replicas together.
 [[nodiscard]] std::vector<PhaseTraffic> expected_traffic(const Options& options, const GptConfig& model, int ranks,
                                                          int replicas, const std::string& strategy);
 

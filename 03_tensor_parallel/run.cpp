@@ -2,14 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
 #include "03_tensor_parallel/claims.h"
 #include "03_tensor_parallel/kept_activations.h"
 #include "03_tensor_parallel/replica_check.h"
 #include "03_tensor_parallel/tensor_parallel.h"
+#include "common/app/cost_claims.h"
 #include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
@@ -59,14 +58,6 @@ void print_head(const Options& o, const Lesson& lesson, const GptConfig& c, cons
       "entries of the vocabulary\n",
       sizes_of(c.heads, tp), c.heads, kv_heads_of(c, tp), sizes_of(c.ffn, tp), c.ffn, sizes_of(c.vocab, tp), c.vocab);
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
-}
-
-std::vector<RankCounts> gather_counts(const Group& group, const RankCounts& mine) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&mine);
-  std::vector<RankCounts> all;
-  for (const Bytes& of_rank : gather_on_host(group, Bytes(begin, begin + sizeof(mine))))
-    std::memcpy(&all.emplace_back(), of_rank.data(), sizeof(mine));
-  return all;
 }
 
 }  // namespace

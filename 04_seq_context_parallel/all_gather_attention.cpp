@@ -1,6 +1,5 @@
 #include "04_seq_context_parallel/all_gather_attention.h"
 
-#include "common/comm/world.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/rows.h"
 
@@ -12,22 +11,16 @@ std::int64_t AllGatherAttention::message_rows(const Context& ctx) const {
 
 Tensor AllGatherAttention::gather(Context& ctx, const Tensor& here, const char* phase) {
   const AttentionPlan& plan = *plan_of(ctx);
-  const std::int64_t rows = message_rows(ctx), columns = here.dim(1), all = rows * axis_->group().size();
+  const std::int64_t rows = message_rows(ctx), columns = here.dim(1), all = rows * axis_->group_size();
   const auto buffer = [&](std::int64_t n) {
     return Tensor::empty({n, columns}, here.dtype(), MemoryCategory::kCommunication, ctx.stream);
   };
-  Tensor shard = contiguous(ctx, here);
-  if (here.dim(0) < rows) {  // nothing reads what follows
-    shard = Tensor::zeros({rows, columns}, here.dtype(), MemoryCategory::kCommunication, ctx.stream);
-    copy_matrix(ctx.stream, shard.rows(0, here.dim(0)), here);
-  }
+  const bool padded = here.dim(0) < rows;  // with rows that nothing reads
+  const Tensor shard =
+      padded ? Tensor::zeros({rows, columns}, here.dtype(), MemoryCategory::kCommunication, ctx.stream) : contiguous(ctx, here);
+  if (padded) copy_matrix(ctx.stream, shard.rows(0, here.dim(0)), here);
   const Tensor by_rank = buffer(all);
-  {
-    const TrafficLedger::Phase scope(world().traffic(), phase);
-    order(ctx.stream, axis_->stream());
-    axis_->group().all_gather(axis_->stream(), by_rank, shard);
-    order(axis_->stream(), ctx.stream);
-  }
+  axis_->communicate(ctx, phase, [&](Stream& stream) { axis_->group().all_gather(stream, by_rank, shard); });
   Tensor sequence = buffer(plan.to_sequence.dim(0));
   take_rows(ctx.stream, sequence, by_rank, plan.to_sequence);
   return sequence;
@@ -40,12 +33,7 @@ void AllGatherAttention::reduce_scatter(Context& ctx, const Tensor& here, const 
   };
   const Tensor by_rank = buffer(plan.to_ranks.dim(0)), shard = buffer(message_rows(ctx));
   take_rows(ctx.stream, by_rank, x, plan.to_ranks);
-  {
-    const TrafficLedger::Phase scope(world().traffic(), "backward");
-    order(ctx.stream, axis_->stream());
-    axis_->group().reduce_scatter(axis_->stream(), shard, by_rank);
-    order(axis_->stream(), ctx.stream);
-  }
+  axis_->communicate(ctx, "backward", [&](Stream& stream) { axis_->group().reduce_scatter(stream, shard, by_rank); });
   round_into(ctx, here, shard.rows(0, here.dim(0)));
 }
 
@@ -53,8 +41,7 @@ Tensor AllGatherAttention::forward(Context& ctx, const Tensor& q, const Tensor& 
                                    Saved& saved) {
   const AttentionPlan* plan = plan_of(ctx);
   if (plan == nullptr) return local_.forward(ctx, q, k, v, heads, saved);
-  const char* phase = ctx.recomputing ? "recomputation" : "forward";
-  const KeyValues all{gather(ctx, k, phase), gather(ctx, v, phase)};
+  const KeyValues all{gather(ctx, k, forward_phase(ctx)), gather(ctx, v, forward_phase(ctx))};
   const AttentionShape shape = shape_of(ctx, q, all.k, heads);
   Tensor o = ctx.activation(q.shape());
   const Tensor lse = ctx.statistic({shape.batch, shape.heads, shape.q_len});

@@ -1,5 +1,6 @@
 // What attention must know of a micro-batch whose sequences are cut: which tokens the keys are that come from elsewhere. Orders
-// and starts of documents are known from the rows, which every rank reads whole, so none of this travels.
+// and starts of documents are known from the rows, which every rank reads whole, so none of this travels. The keys' orders are
+// all that a rank has of the whole sequence, 4 bytes for each token, and a few for every 16.
 #pragma once
 
 #include <memory>

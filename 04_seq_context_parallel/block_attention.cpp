@@ -47,6 +47,11 @@ Tensor zero_sum(Context& ctx, std::int64_t rows, std::int64_t columns, Dtype dty
   return Tensor::zeros({rows, columns}, accumulator_of(dtype), MemoryCategory::kActivations, ctx.stream);
 }
 
+void add_to(Context& ctx, const KeyValues& sum, const KeyValues& term) {
+  add(ctx.stream, sum.k, sum.k, term.k);
+  add(ctx.stream, sum.v, sum.v, term.v);
+}
+
 void round_into(Context& ctx, const Tensor& to, const Tensor& from) {
   if (to.dtype() == from.dtype()) return copy_matrix(ctx.stream, to, from);
   if (to.contiguous()) return convert(ctx.stream, to, from);

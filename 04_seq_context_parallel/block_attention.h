@@ -12,7 +12,7 @@ struct KeyValues {
   Tensor k, v;
 };
 
-// Attention's shape for these queries, and keys of `k_len` tokens a sequence.
+// Attention's shape for these queries and keys, of ctx.batch->batch sequences.
 [[nodiscard]] AttentionShape shape_of(const Context& ctx, const Tensor& q, const Tensor& k, const HeadMap& heads);
 
 // o and lse over the keys of this block alone; o may be in the accumulator's dtype.
@@ -30,6 +30,8 @@ void attend_backward(Context& ctx, const KeyBlock& block, const HeadMap& heads, 
 
 // Sums in the accumulator's dtype, which a ring adds to.
 [[nodiscard]] Tensor zero_sum(Context& ctx, std::int64_t rows, std::int64_t columns, Dtype dtype);
+// sum += term, both of them.
+void add_to(Context& ctx, const KeyValues& sum, const KeyValues& term);
 // to = from, rounded where `to` is narrower; `to` may be columns of a packed matrix.
 void round_into(Context& ctx, const Tensor& to, const Tensor& from);
 // x itself, or where it is columns of a packed matrix a copy: messages are contiguous.

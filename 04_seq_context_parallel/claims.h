@@ -6,7 +6,7 @@
 
 #include "02_ddp_zero/strategy.h"
 #include "04_seq_context_parallel/costs.h"
-#include "common/comm/mesh.h"
+#include "common/train/dataset.h"
 #include "common/verify/report.h"
 
 namespace ref5d::seq_context_parallel {
@@ -18,9 +18,8 @@ struct RankCounts {
 };
 
 // Adds the claims to the report, which has every rank's memory and the traffic. shard_size: over how many ranks hsdp shards; of
-// the other strategies, over how many gradients are summed. counts: of every rank of the mesh. pairs: visible ones in the first
-// global batch.
+// the other strategies, over how many gradients are summed. counts: of every rank of the mesh. batch: the first global batch.
 void claim_costs(Report& report, const Layout& layout, const data_parallel::StrategyOptions& strategy, int shard_size,
-                 const std::vector<RankCounts>& counts, std::int64_t pairs);
+                 const std::vector<RankCounts>& counts, const GlobalBatch& batch);
 
 }  // namespace ref5d::seq_context_parallel

@@ -27,10 +27,7 @@ struct Counted {
   std::int64_t peak = 0;        // of activations and communication on rank 0
 };
 
-bool in_layers(const TrafficRow& row) {
-  const bool axis = row.axis == "tp" || row.axis.starts_with("cp");
-  return axis && (row.phase == "forward" || row.phase == "backward" || row.phase == "recomputation");
-}
+bool in_layers(const std::string& phase) { return phase == "forward" || phase == "backward" || phase == "recomputation"; }
 
 std::int64_t peak_of(const Report& report, const std::string& category) {
   for (const MemoryRow& row : report.memory)
@@ -50,7 +47,7 @@ Counted count(Experiment& e, const Way& way) {
   const Measured m = measure("04_seq_context_parallel", e.options, settings, kSteps, e.world, mesh);
   Counted c{layout_of(e.options, way.lesson, mesh)};
   for (const TrafficRow& row : m.report.traffic) {
-    if (!in_layers(row)) continue;
+    if (!in_layers(row.phase) || !(is_of_axis(row, "tp") || is_of_axis(row, "cp"))) continue;
     c.calls += row.calls / kSteps;
     c.sent += row.total_wire_bytes / kSteps;
   }
@@ -64,10 +61,8 @@ Counted count(Experiment& e, const Way& way) {
 std::int64_t expected_bytes(const Layout& l) {
   std::int64_t bytes = 0;
   for (const auto& phases : {l.tp > 1 ? traffic_of_tp(l) : std::vector<PhaseTraffic>(), traffic_of_cp(l)})
-    for (const PhaseTraffic& p : phases) {
-      const std::string phase = p.phase;
-      if (phase == "forward" || phase == "backward" || phase == "recomputation") bytes += p.bytes;
-    }
+    for (const PhaseTraffic& p : phases)
+      if (in_layers(p.phase)) bytes += p.bytes;
   return bytes;
 }
 
@@ -98,8 +93,7 @@ std::vector<std::string> row_of(const Experiment& e, const Way& way, const Count
           grouped_digits(c.parameters)};
 }
 
-const std::vector<std::string> kHeadings{"",          "cuts", "sends", "calls", "sent by a rank", "kept", "peak of all of it",
-                                         "parameters"};
+const std::vector<std::string> kHeadings{"", "cuts", "sends", "calls", "sent by a rank", "kept", "peak", "parameters"};
 
 // Ranks along tp, with and without sequence parallelism, and along cp; replicas beside them, which cut nothing of a
 // micro-batch.
@@ -108,6 +102,7 @@ void side_by_side(Experiment& e) {
   const GptConfig model = model_config(e.options);
   Lesson plain = e.lesson;
   plain.sp = false;
+  plain.context.kind = "ring";
   Lesson gathered = plain, shard = plain;
   gathered.sp = shard.sp = true;
   gathered.sequence.keep = "gathered";
@@ -132,7 +127,7 @@ void side_by_side(Experiment& e) {
     claim_ratio(e, "compare, sp, gathered inputs kept: bytes of tensor parallelism's", 1, counts[2].sent, counts[1].sent);
     claim_ratio(e, "compare, sp, inputs gathered again: 10 units for 8", 1.25, counts[3].sent, counts[1].sent);
   }
-  if (model.seq % n == 0 && e.lesson.context.kind == "ring")
+  if (model.seq % n == 0)
     claim_ratio(e, "compare, cp: a layer keeps, of what it keeps uncut", 1.0 / static_cast<double>(n), counts.back().kept,
                 counts.front().kept);
   if (e.prints())

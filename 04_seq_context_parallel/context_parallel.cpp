@@ -16,7 +16,7 @@ namespace {
 std::unique_ptr<AttentionCore> make_core(const std::shared_ptr<ContextAxis>& axis) {
   if (axis->options().kind == "allgather") return std::make_unique<AllGatherAttention>(axis);
   // Groups of one exchange nothing: what is left is the ring between them.
-  if (axis->options().kind == "ulysses" && axis->group().size() > 1) return std::make_unique<UlyssesAttention>(axis);
+  if (axis->options().kind == "ulysses" && axis->group_size() > 1) return std::make_unique<UlyssesAttention>(axis);
   return std::make_unique<RingAttention>(axis);
 }
 

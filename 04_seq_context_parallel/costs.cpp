@@ -72,10 +72,7 @@ LayerTraffic of_ulysses(const Layout& l, int tp_rank) {
 
 }  // namespace
 
-int Layout::group_size() const {
-  if (cp == 1 || context.kind == "ring") return 1;
-  return context.kind == "ulysses" && context.ulysses_size > 0 ? context.ulysses_size : cp;
-}
+int Layout::group_size() const { return context_parallel::group_size(context, cp); }
 
 LayerTraffic layer_traffic(const Layout& l, int tp_rank) {
   if (l.cp == 1) return {};
@@ -148,7 +145,7 @@ std::vector<PhaseTraffic> traffic_of_tp(const Layout& l) {
   // gradients are summed on each of them.
   std::vector<PhaseTraffic> phases = tensor_parallel::expected_traffic(l.options, l.model, l.tp, l.dp, l.strategy);
   for (PhaseTraffic& p : phases)
-    if (p.phase == std::string("norm") || p.phase == std::string("shared gradients")) p.bytes *= l.cp;
+    if (p.phase == "norm" || p.phase == "shared gradients") p.bytes *= l.cp;
   if (!l.sp) return phases;
   const Units units = units_of(l);
   std::int64_t unit = 0;
@@ -164,9 +161,8 @@ std::vector<PhaseTraffic> traffic_of_tp(const Layout& l) {
   PhaseTraffic shared = sums_over_rows(l);
   shared.bytes *= l.dp * l.cp;
   for (const PhaseTraffic& p : phases) {
-    const std::string phase = p.phase;
-    if (phase == "shared gradients") shared.calls += p.calls, shared.bytes += p.bytes;
-    if (phase == "cross-entropy" || phase == "norm") all.push_back(p);
+    if (p.phase == "shared gradients") shared.calls += p.calls, shared.bytes += p.bytes;
+    if (p.phase == "cross-entropy" || p.phase == "norm") all.push_back(p);
   }
   all.push_back(shared);
   return all;
@@ -205,10 +201,19 @@ std::int64_t linear_flops(const Layout& l, int cp_rank, int tp_rank) {
   return tensor_parallel::linear_flops_of_rank(l.options, here, l.tp, tp_rank);
 }
 
-std::int64_t attention_flops(const Layout& l, std::int64_t pairs) {
-  const std::int64_t forward = attention_forward_flops(pairs, l.model.heads, l.model.head_dim());
-  const std::int64_t again = l.options.recompute == "none" ? 0 : forward;
-  return l.model.layers * (forward + again + attention_backward_flops(pairs, l.model.heads, l.model.head_dim()));
+std::int64_t attention_flops(const Layout& l, int cp_rank, int tp_rank, std::span<const Row> rows) {
+  // With ulysses all tokens of a group and some of the heads; otherwise the rank's tokens and all of its heads.
+  const bool exchanges = l.context.kind == "ulysses";
+  const SequenceLayout queries = exchanges ? context_parallel::joined(l.sequences(), l.group_size()) : l.sequences();
+  const context_parallel::Places& places = queries.of(exchanges ? cp_rank / l.group_size() : cp_rank);
+  std::int64_t pairs = 0;
+  for (const Row& row : rows) {
+    const Row part = context_parallel::part_of(row, places);
+    pairs += visible_pairs(part.order, part.start, row.order, 1);
+  }
+  const std::int64_t heads = heads_in_attention(l, cp_rank % l.group_size(), tp_rank).query.size(), D = l.model.head_dim();
+  const std::int64_t forward = attention_forward_flops(pairs, heads, D), again = l.options.recompute == "none" ? 0 : forward;
+  return l.model.layers * (forward + again + attention_backward_flops(pairs, heads, D));
 }
 
 }  // namespace ref5d::seq_context_parallel

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,6 @@ struct Layout {
   [[nodiscard]] int groups() const { return cp / group_size(); }
 };
 
-using tensor_parallel::PhaseTraffic;
-
 // What an axis sends in one step: operations of rank 0, and bytes of all ranks together.
 [[nodiscard]] std::vector<PhaseTraffic> traffic_of_tp(const Layout& layout);
 [[nodiscard]] std::vector<PhaseTraffic> traffic_of_cp(const Layout& layout);
@@ -49,8 +48,8 @@ struct LayerTraffic {
 
 // Flops of a rank's linear layers in a step.
 [[nodiscard]] std::int64_t linear_flops(const Layout& layout, int cp_rank, int tp_rank);
-// Flops of attention in a step, of all ranks together, for so many visible pairs in the global batch: the same as on one
-// device.
-[[nodiscard]] std::int64_t attention_flops(const Layout& layout, std::int64_t pairs);
+// Flops of a rank's attention in a step on these rows, those of its replica: of the queries that it has then, which see what
+// they see, for the heads that it has then. Together the ranks of a replica do what one device does.
+[[nodiscard]] std::int64_t attention_flops(const Layout& layout, int cp_rank, int tp_rank, std::span<const Row> rows);
 
 }  // namespace ref5d::seq_context_parallel

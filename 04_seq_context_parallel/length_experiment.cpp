@@ -7,6 +7,7 @@
 #include "04_seq_context_parallel/experiments.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
+#include "common/device/error.h"
 #include "common/verify/table.h"
 
 namespace ref5d::seq_context_parallel {
@@ -43,12 +44,27 @@ class LongestSequence {
     return most;
   }
 
+  // Whether the kind can use so many ranks.
+  [[nodiscard]] bool possible() const {
+    const context_parallel::ContextParallelOptions& o = e_.lesson.context;
+    if (ranks_ == 1 || o.kind != "ulysses") return true;
+    const int size = o.ulysses_size == 0 ? ranks_ : o.ulysses_size;
+    return ranks_ % size == 0 && size <= model_config(e_.options).heads;
+  }
+
   // In steps of 2 N tokens. The peak grows evenly, so two runs say where to look, and others whether it is so.
   [[nodiscard]] std::int64_t under(std::int64_t cap, std::int64_t start) {
     std::int64_t a = rounded(start), b = 2 * a;
     const std::int64_t at_a = peak(a), at_b = peak(b);
     std::int64_t length = std::max(step_, rounded(a + (cap - at_a) * (b - a) / std::max<std::int64_t>(at_b - at_a, 1)));
-    while (length > step_ && peak(length) > cap) length -= step_;
+    while (peak(length) > cap) {
+      if (length == step_)
+        throw InputError(
+            fmt::format("--memory-cap {:.2f} is too small for sequences of {} tokens on {} rank{}; use {:.2f} at least",
+                        static_cast<double>(cap) / 0x1p20, length, ranks_, ranks_ == 1 ? "" : "s",
+                        static_cast<double>(peak(length)) / 0x1p20));
+      length -= step_;
+    }
     while (peak(length + step_) <= cap) length += step_;
     return length;
   }
@@ -74,6 +90,7 @@ void length_experiment(Experiment& e) {
   for (int ranks = 1; ranks <= n; ++ranks) {
     if (n % ranks != 0) continue;
     LongestSequence search(e, ranks);
+    if (!search.possible()) continue;
     const std::int64_t longest = search.under(cap, ranks * start);
     if (ranks == 1) of_one = longest;
     const double times = static_cast<double>(longest) / static_cast<double>(of_one);

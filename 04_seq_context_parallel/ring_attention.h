@@ -38,11 +38,14 @@ class RingAttention : public AttentionCore {
   // What is on its way from the rank before, while `sent` is on its way to the next.
   struct Pass {
     KeyValues arriving, sent;
-    std::shared_ptr<Event> done;
+    std::shared_ptr<Event> begun, done;
   };
   [[nodiscard]] Pass pass_on(Context& ctx, const KeyValues& mine, std::int64_t rows, const char* phase);
-  // The stream goes on when it has arrived.
-  static KeyValues arrived(Context& ctx, const Pass& pass);
+  // The stream goes on when it has arrived, and what was sent is given up.
+  [[nodiscard]] KeyValues arrived(Context& ctx, Pass& pass);
+  // A mistake to show: the log-sum-exp of this block's keys alone.
+  [[nodiscard]] static Tensor own_lse(Context& ctx, const KeyBlock& block, const HeadMap& heads, const Tensor& q,
+                                      const KeyValues& kv, const Tensor& like);
   // Whose keys are here at a hop.
   [[nodiscard]] std::size_t source(int hop) const;
 

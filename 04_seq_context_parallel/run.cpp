@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
 #include "02_ddp_zero/replicas.h"
@@ -12,6 +10,7 @@
 #include "04_seq_context_parallel/claims.h"
 #include "04_seq_context_parallel/context_parallel.h"
 #include "04_seq_context_parallel/sabotage.h"
+#include "common/app/cost_claims.h"
 #include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
@@ -68,20 +67,6 @@ void print_head(const Options& o, const Lesson& lesson, const Layout& l, const D
   if (l.cp > 1)
     fmt::print("a rank of the cp axis has {} of {} tokens of each sequence\n", tokens_of(l.sequences()), l.model.seq);
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
-}
-
-std::vector<RankCounts> gather_counts(const Group& group, const RankCounts& mine) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&mine);
-  std::vector<RankCounts> all;
-  for (const Bytes& of_rank : gather_on_host(group, Bytes(begin, begin + sizeof(mine))))
-    std::memcpy(&all.emplace_back(), of_rank.data(), sizeof(mine));
-  return all;
-}
-
-std::int64_t pairs_of_first_batch(const Dataset& data, std::int64_t size) {
-  std::int64_t pairs = 0;
-  for (const Row& row : global_batch(data, 0, size).rows) pairs += visible_pairs(row.order, row.start, row.order, 1);
-  return pairs;
 }
 
 // While it lives, a rank's ledger holds no more. (The baseline, which one device trains, is not held to it.)
@@ -146,10 +131,10 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   describe(report.config, lesson, mesh, shard_size);
   const FlopsLedger& flops = run.record.flops_per_step;
   const std::vector<RankCounts> counts =
-      gather_counts(mesh.everyone(), {flops.count(FlopsKind::kBlockLinear) + flops.count(FlopsKind::kHead),
-                                      flops.count(FlopsKind::kAttention), meter.bytes_per_layer()});
+      gather_counts(mesh.everyone(), RankCounts{flops.count(FlopsKind::kBlockLinear) + flops.count(FlopsKind::kHead),
+                                                flops.count(FlopsKind::kAttention), meter.bytes_per_layer()});
   if (world.is_root())
-    claim_costs(report, layout, lesson.strategy, shard_size, counts, pairs_of_first_batch(data, settings.global_batch));
+    claim_costs(report, layout, lesson.strategy, shard_size, counts, global_batch(data, 0, settings.global_batch));
   return report;
 }
 

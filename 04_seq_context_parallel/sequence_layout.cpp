@@ -78,7 +78,7 @@ SequenceLayout make_layout(const std::string& name, std::int64_t length, int ran
     for (int r = 0; r < ranks; ++r) layout.places.push_back(l.places(length, ranks, r));
     return layout;
   }
-  throw InputError("--cp-layout " + name + " is not known");
+  throw InputError("--cp-layout " + name + " is not known; use contiguous, zigzag or striped");
 }
 
 SequenceLayout joined(const SequenceLayout& layout, int size) {

@@ -44,8 +44,8 @@ struct SequenceLayout {
 
 // Ranks' parts of `batch` sequences, one after the other, are rows of a matrix: rank by rank, of each rank sequence by
 // sequence. (After a gather, say.) to_sequence[i] is the row in which token i of the joined sequences stands; to_ranks[j] is
-// the token that stands in row j, or -1 if nothing does. `rows`: of each rank, batch * longest() where parts travel padded to
-// one length.
+// the token that stands in row j, or -1 if none does. padded: each rank has batch * longest() rows, since parts travel in one
+// length.
 struct Unsharding {
   std::vector<std::int32_t> to_sequence, to_ranks;
 };

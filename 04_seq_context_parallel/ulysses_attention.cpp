@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "common/comm/world.h"
 #include "common/device/error.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/rows.h"
@@ -24,7 +23,8 @@ std::vector<Range> kv_ranges(const std::vector<Heads>& shares) {
   for (const Heads& h : shares) ranges.push_back(h.kv);
   return ranges;
 }
-bool overlap(const std::vector<Range>& ranges) {
+// Whether two ranks have the same head.
+bool share_heads(const std::vector<Range>& ranges) {
   for (std::size_t r = 1; r < ranges.size(); ++r)
     if (ranges[r].begin < ranges[r - 1].end) return true;
   return false;
@@ -34,7 +34,7 @@ bool overlap(const std::vector<Range>& ranges) {
 
 std::vector<Heads> UlyssesAttention::shares(std::int64_t count, const HeadMap& heads) const {
   std::vector<Heads> all;
-  const int ranks = axis_->group().size();
+  const int ranks = axis_->group_size();
   for (int r = 0; r < ranks; ++r) all.push_back(tensor_parallel::heads_of(count, heads.group, heads.offset, ranks, r));
   return all;
 }
@@ -42,14 +42,14 @@ std::vector<Heads> UlyssesAttention::shares(std::int64_t count, const HeadMap& h
 std::vector<std::int64_t> UlyssesAttention::rows_by_heads(const Context& ctx, const std::vector<Range>& ranges) const {
   std::vector<std::int64_t> rows;
   for (const Range& range : ranges)
-    rows.push_back(ctx.batch->batch * axis_->layout_of_group().length(axis_->group().rank()) * range.size());
+    rows.push_back(ctx.batch->batch * axis_->layout_of_group().length(axis_->place_in_group()) * range.size());
   return rows;
 }
 
 std::vector<std::int64_t> UlyssesAttention::rows_by_tokens(const Context& ctx, const std::vector<Range>& ranges) const {
-  const std::int64_t heads = ranges[static_cast<std::size_t>(axis_->group().rank())].size();
+  const std::int64_t heads = ranges[static_cast<std::size_t>(axis_->place_in_group())].size();
   std::vector<std::int64_t> rows;
-  for (int r = 0; r < axis_->group().size(); ++r) rows.push_back(ctx.batch->batch * axis_->layout_of_group().length(r) * heads);
+  for (int r = 0; r < axis_->group_size(); ++r) rows.push_back(ctx.batch->batch * axis_->layout_of_group().length(r) * heads);
   return rows;
 }
 
@@ -80,12 +80,7 @@ Tensor UlyssesAttention::to_heads(Context& ctx, const Tensor& x, const std::vect
   const Tensor sent = buffer(sum(out)), received = buffer(sum(in));
   for (std::size_t r = 0; r < ranges.size(); ++r)
     copy_matrix(ctx.stream, stretch(sent, out, r, x.dim(0)), x.columns(ranges[r].begin * head_dim, ranges[r].end * head_dim));
-  {
-    const TrafficLedger::Phase scope(world().traffic(), phase);
-    order(ctx.stream, axis_->stream());
-    axis_->group().all_to_all(axis_->stream(), received, sent, in, out);
-    order(axis_->stream(), ctx.stream);
-  }
+  axis_->communicate(ctx, phase, [&](Stream& stream) { axis_->group().all_to_all(stream, received, sent, in, out); });
   const std::int64_t tokens = plan.to_sequence.dim(0), columns = received.numel() / tokens;
   Tensor all = Tensor::empty({tokens, columns}, x.dtype(), MemoryCategory::kActivations, ctx.stream);
   take_rows(ctx.stream, all, received.view({tokens, columns}), plan.to_sequence);
@@ -101,13 +96,8 @@ void UlyssesAttention::to_tokens(Context& ctx, const Tensor& here, const Tensor&
   };
   const Tensor sent = buffer(sum(out)), received = buffer(sum(in));
   take_rows(ctx.stream, sent.view(x.shape()), x, plan.to_ranks);
-  {
-    const TrafficLedger::Phase scope(world().traffic(), phase);
-    order(ctx.stream, axis_->stream());
-    axis_->group().all_to_all(axis_->stream(), received, sent, in, out);
-    order(axis_->stream(), ctx.stream);
-  }
-  const bool adds = overlap(ranges);
+  axis_->communicate(ctx, phase, [&](Stream& stream) { axis_->group().all_to_all(stream, received, sent, in, out); });
+  const bool adds = share_heads(ranges);
   const Tensor total = adds ? zero_sum(ctx, here.dim(0), here.dim(1), here.dtype()) : here;
   for (std::size_t r = 0; r < ranges.size(); ++r) {
     const Tensor to = total.columns(ranges[r].begin * head_dim, ranges[r].end * head_dim);
@@ -120,10 +110,10 @@ void UlyssesAttention::to_tokens(Context& ctx, const Tensor& here, const Tensor&
 Tensor UlyssesAttention::forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const HeadMap& heads,
                                  Saved& saved) {
   if (plan_of(ctx) == nullptr) return local_.forward(ctx, q, k, v, heads, saved);
-  const char* phase = ctx.recomputing ? "recomputation" : "forward";
+  const char* phase = forward_phase(ctx);
   const std::vector<Heads> of_rank = shares(q.dim(1) / heads.head_dim, heads);
   const std::vector<Range> query = query_ranges(of_rank), kv = kv_ranges(of_rank);
-  const HeadMap mine{heads.head_dim, heads.group, of_rank[static_cast<std::size_t>(axis_->group().rank())].offset};
+  const HeadMap mine{heads.head_dim, heads.group, of_rank[static_cast<std::size_t>(axis_->place_in_group())].offset};
   const auto exchange = [&](const Tensor& x, const std::vector<Range>& r) {
     return to_heads(ctx, x, r, heads.head_dim, phase);
   };
@@ -138,11 +128,11 @@ void UlyssesAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk
                                 const HeadMap& heads, Saved& saved) {
   const std::vector<Heads> of_rank = shares(dq.dim(1) / heads.head_dim, heads);
   const std::vector<Range> query = query_ranges(of_rank), kv = kv_ranges(of_rank);
-  const Heads& own = of_rank[static_cast<std::size_t>(axis_->group().rank())];
+  const Heads& own = of_rank[static_cast<std::size_t>(axis_->place_in_group())];
   const HeadMap mine{heads.head_dim, heads.group, own.offset};
   const Tensor inner_dout = to_heads(ctx, dout, query, heads.head_dim, "backward");
   // Gradients of kv heads that several ranks have are terms of a sum.
-  const Dtype dkv_dtype = overlap(kv) ? accumulator_of(dk.dtype()) : dk.dtype();
+  const Dtype dkv_dtype = share_heads(kv) ? accumulator_of(dk.dtype()) : dk.dtype();
   const auto gradient = [&](std::int64_t count, Dtype dtype) {
     return Tensor::empty({inner_dout.dim(0), count * heads.head_dim}, dtype, MemoryCategory::kActivations, ctx.stream);
   };
@@ -157,7 +147,8 @@ void UlyssesAttention::backward(Context& ctx, const Tensor& dq, const Tensor& dk
 void expect_heads(const ContextParallelOptions& options, std::int64_t heads, int cp, int tp) {
   const int ranks = options.ulysses_size > 0 ? options.ulysses_size : cp;
   if (options.kind != "ulysses" || heads >= ranks) return;
-  const std::string groups = heads > 1 ? fmt::format("--ulysses-size {} or less, which a ring joins, or ", heads) : "";
+  const int fits = largest_divisor(cp, heads);
+  const std::string groups = fits > 1 ? fmt::format("--ulysses-size {}, which a ring joins, or ", fits) : "";
   const std::string whose = tp > 1 ? fmt::format(" (of one of {} tensor-parallel ranks)", tp) : "";
   throw InputError(
       fmt::format("--cp-kind ulysses over {} ranks cannot cut {} head{}{}: every rank needs one at least; use "

@@ -42,7 +42,8 @@ class UlyssesAttention : public AttentionCore {
   // Back: x [T of the group, this rank's heads * D] into `here` [T here, heads * D]. Heads that several ranks had are added up.
   void to_tokens(Context& ctx, const Tensor& here, const Tensor& x, const std::vector<Range>& ranges, std::int64_t head_dim,
                  const char* phase);
-  // Heads of one token that rank r sends, and that rank s's tokens bring: as rows of D elements.
+  // Of the messages between this rank and each rank of the group, how many rows of D elements, a head of a token each: of this
+  // rank's tokens the heads that the other takes, and of the other's tokens the heads that this one takes.
   [[nodiscard]] std::vector<std::int64_t> rows_by_heads(const Context& ctx, const std::vector<Range>& ranges) const;
   [[nodiscard]] std::vector<std::int64_t> rows_by_tokens(const Context& ctx, const std::vector<Range>& ranges) const;
 

@@ -19,7 +19,7 @@ void MemoryLedger::add(MemoryCategory c, std::size_t bytes) {
   if (cap_ > 0 && total_ + n > cap_) {
     throw RunError("out of device memory: " + std::to_string(n) + " more bytes for " + memory_category_name(c) +
                    " pass the cap of " + std::to_string(cap_) + " (" + std::to_string(total_) +
-                   " in use); use a smaller model or micro-batch");
+                   " in use); use a smaller model or micro-batch, more ranks, or a larger cap");
   }
   auto& current = current_[static_cast<int>(c)];
   auto& peak = peak_[static_cast<int>(c)];

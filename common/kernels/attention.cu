@@ -93,17 +93,24 @@ void expect_output(const Tensor& t, const Tensor& like, Dtype dtype, const char*
 }  // namespace
 
 AttentionTokens make_attention_tokens(Stream& stream, const Tensor& q_order, const Tensor& q_start, const Tensor& k_order) {
-  const std::int64_t batch = q_order.dim(0), q_len = q_order.dim(1), k_len = k_order.dim(1);
+  const std::int64_t batch = q_order.dim(0), q_len = q_order.dim(1), q_runs = token_runs(q_len);
   expect(q_order, {batch, q_len}, Dtype::kInt32, "attention q_order");
   expect(q_start, {batch, q_len}, Dtype::kInt32, "attention q_start");
-  expect(k_order, {batch, k_len}, Dtype::kInt32, "attention k_order");
-  for (const Tensor* t : {&q_order, &q_start, &k_order}) expect_contiguous(*t, "make_attention_tokens");
-  const std::int64_t q_runs = token_runs(q_len), k_runs = token_runs(k_len);
-  AttentionTokens tokens{q_order, q_start, k_order,
-                         Tensor::empty({batch, q_runs, 4}, Dtype::kInt32, MemoryCategory::kWorkspace, stream),
-                         Tensor::empty({batch, k_runs, 2}, Dtype::kInt32, MemoryCategory::kWorkspace, stream)};
+  for (const Tensor* t : {&q_order, &q_start}) expect_contiguous(*t, "make_attention_tokens");
+  AttentionTokens tokens{q_order, q_start, {}, {}, {}};
+  tokens.q_runs = Tensor::empty({batch, q_runs, 4}, Dtype::kInt32, MemoryCategory::kWorkspace, stream);
   launch<token_runs_kernel>(stream, grid_for(batch * q_runs), block_size(256), tokens.q_runs.data<std::int32_t>(),
                             q_order.data<std::int32_t>(), q_start.data<std::int32_t>(), batch, q_len);
+  return with_keys(stream, tokens, k_order);
+}
+
+AttentionTokens with_keys(Stream& stream, const AttentionTokens& queries, const Tensor& k_order) {
+  const std::int64_t batch = queries.q_order.dim(0), k_len = k_order.dim(1), k_runs = token_runs(k_len);
+  expect(k_order, {batch, k_len}, Dtype::kInt32, "attention k_order");
+  expect_contiguous(k_order, "make_attention_tokens");
+  AttentionTokens tokens = queries;
+  tokens.k_order = k_order;
+  tokens.k_runs = Tensor::empty({batch, k_runs, 2}, Dtype::kInt32, MemoryCategory::kWorkspace, stream);
   launch<token_runs_kernel>(stream, grid_for(batch * k_runs), block_size(256), tokens.k_runs.data<std::int32_t>(),
                             k_order.data<std::int32_t>(), nullptr, batch, k_len);
   return tokens;

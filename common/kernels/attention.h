@@ -40,6 +40,9 @@ struct AttentionTokens {
 [[nodiscard]] AttentionTokens make_attention_tokens(Stream& stream, const Tensor& q_order, const Tensor& q_start,
                                                     const Tensor& k_order);
 
+// The same queries with other keys.
+[[nodiscard]] AttentionTokens with_keys(Stream& stream, const AttentionTokens& tokens, const Tensor& k_order);
+
 // o = softmax(scale * q k^T) v over the visible keys, lse = log(sum exp(scale * q k)). A query that sees no key gets o = 0 and
 // lse = -inf. o is of q's dtype or its accumulator's (a ring merges partial results in the accumulator).
 void attention_forward(Stream& stream, AttentionKind kind, const AttentionShape& shape, const AttentionTokens& tokens,

@@ -1,3 +1,5 @@
+#include <stdexcept>
+
 #include "common/device/launch.h"
 #include "common/kernels/rows.h"
 
@@ -34,7 +36,8 @@ void take_rows(Stream& stream, const Tensor& y, const Tensor& x, const Tensor& i
   switch (dtype_size(x.dtype())) {
     case 8: return launch_take<std::uint64_t>(stream, y, x, index);
     case 4: return launch_take<std::uint32_t>(stream, y, x, index);
-    default: return launch_take<std::uint16_t>(stream, y, x, index);
+    case 2: return launch_take<std::uint16_t>(stream, y, x, index);
+    default: throw std::logic_error("take_rows is for elements of 2, 4 or 8 bytes");
   }
 }
 

@@ -70,7 +70,11 @@ TEST_F(Plots, SquaresOfARing) {
   expect_refused(out + report_, {"report.json", "is not a file of squares"});
   expect_refused(out + dir_.put("short.csv", "query,key,rank,hop\n0,0,0\n"), {"short.csv", "four numbers"});
   expect_refused(out + dir_.put("none.csv", "query,key,rank,hop\n"), {"none.csv", "is not a file of squares"});
-  expect_refused(out + dir_.put("long.csv", "query,key,rank,hop\n64,0,0,0\n"), {"up to 64 tokens"});
+  expect_refused(out + dir_.put("cut.csv", "query,key,rank,hop\n0,0,0,0\n1,0,1,1\n"), {"cut.csv", "some pairs are missing"});
+  std::string many = "query,key,rank,hop\n";
+  for (int q = 0; q < 65; ++q)
+    for (int k = 0; k <= q; ++k) many += std::to_string(q) + "," + std::to_string(k) + ",0,0\n";
+  expect_refused(out + dir_.put("long.csv", many), {"up to 64 tokens"});
 }
 
 // Messages of several sizes have no size of their own, and hops are drawn one by one.

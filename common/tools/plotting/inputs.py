@@ -114,6 +114,8 @@ def _layout(argument):
         pairs = [tuple(int(n) for n in line.split(",")) for line in lines[1:]]
         if not pairs or any(len(p) != 4 or min(p) < 0 for p in pairs):
             raise ValueError("lines of other than four numbers")
+        if 2 * len(pairs) != (1 + max(p[0] for p in pairs)) * (2 + max(p[0] for p in pairs)):
+            raise ValueError("some pairs are missing")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, IndexError) as error:

@@ -5,7 +5,7 @@ from matplotlib import pyplot
 from plotting import style
 from plotting.inputs import BadInput
 
-# One colour for each rank, from light to dark, so that neighbours differ.
+# One colour for each rank; more ranks than these share them.
 RANK_COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#F0E442", "#5A5A5A")
 
 REMARK = ("Above: a row for a query, a column for a key that it sees. The colour is the rank that has the query and computes the pair, "
@@ -15,7 +15,7 @@ REMARK = ("Above: a row for a query, a column for a key that it sees. The colour
 
 def draw_squares(arguments, layouts):
     if max(layout.length for layout in layouts) > 64:
-        raise BadInput("squares are drawn for up to 64 tokens")
+        raise BadInput("squares are drawn for up to 64 tokens, those of 16 ranks; start fewer ranks")
     figure = pyplot.figure(figsize=(12, 7.2))
     width, left = 0.94 / len(layouts), 0.045
     longest = max(sum(lasts(layout)) for layout in layouts)
