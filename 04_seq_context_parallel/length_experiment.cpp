@@ -86,6 +86,7 @@ void length_experiment(Experiment& e) {
   const std::int64_t cap = e.lesson.memory_cap_mib > 0 ? static_cast<std::int64_t>(e.lesson.memory_cap_mib * 0x1p20)
                                                        : LongestSequence(e, 1).peak(4 * start);
   std::vector<std::vector<std::string>> table{{"ranks along cp", "longest sequence", "of one rank's", "bytes at its peak"}};
+  const std::int64_t without_tokens = LongestSequence(e, 1).peak(2);
   std::int64_t of_one = 0;
   for (int ranks = 1; ranks <= n; ++ranks) {
     if (n % ranks != 0) continue;
@@ -94,12 +95,14 @@ void length_experiment(Experiment& e) {
     const std::int64_t longest = search.under(cap, ranks * start);
     if (ranks == 1) of_one = longest;
     const double times = static_cast<double>(longest) / static_cast<double>(of_one);
-    // Two steps of the search are a part of 4 / longest of one. (Whole keys, which allgather has for a moment, do not grow so,
-    // and ulysses keeps the output twice, as attention has it and as the next layer reads it.)
-    if (e.world.is_root() && ranks > 1 && e.lesson.context.kind == "ring")
+    // A tenth is for what a ring holds beside its layers' activations, and for the search's steps. Where few tokens fit, or
+    // these take little beside weights, or layers are few or recomputed, other things decide. (Whole keys, which allgather has
+    // for a moment, do not shrink so, and ulysses keeps the output twice.)
+    const bool tokens_decide =
+        of_one >= 256 && 2 * without_tokens <= cap && model_config(e.options).layers >= 4 && e.options.recompute == "none";
+    if (e.world.is_root() && ranks > 1 && e.lesson.context.kind == "ring" && tokens_decide)
       e.report.claims.push_back(make_claim(fmt::format("longest sequence under the cap: {} ranks, times one's", ranks), ranks,
-                                           times, 4 / static_cast<double>(of_one), "",
-                                           fmt::format("{} and {} tokens", longest, of_one)));
+                                           times, 0.1, "", fmt::format("{} and {} tokens", longest, of_one)));
     table.push_back({fmt::format("{}", ranks), fmt::format("{}", longest), fmt::format("{:.3f}", times),
                      grouped_digits(search.peak(longest))});
   }
