@@ -77,6 +77,22 @@ class LongestSequence {
   std::int64_t step_;
 };
 
+// Whether a ring's own arrays are less than a tenth of what all layers keep: numbers of a token, in backward, in bytes. (Where
+// layers are recomputed they keep little. Whole keys, which allgather has for a moment, are not divided by the ranks, and
+// ulysses keeps the output twice.)
+bool ring_is_small(const Experiment& e) {
+  if (e.lesson.context.kind != "ring" || e.options.recompute != "none") return false;
+  Layout alone = layout_of(e.options, e.lesson, e.mesh);
+  alone.tp = alone.cp = 1;
+  alone.sp = false;
+  const GptConfig& c = alone.model;
+  const auto narrow = static_cast<std::int64_t>(dtype_size(e.options.dtype));
+  const auto wide = static_cast<std::int64_t>(dtype_size(accumulator_of(e.options.dtype)));
+  // The sum of dq; two blocks of keys and values, and two of their gradients.
+  const std::int64_t ring = c.heads * c.head_dim() * wide + 4 * c.kv_heads * c.head_dim() * (narrow + wide);
+  return 10 * ring <= c.layers * kept_of_layer(alone, 0, 0).total() / (e.options.micro_batch * c.seq);
+}
+
 }  // namespace
 
 void length_experiment(Experiment& e) {
@@ -95,12 +111,9 @@ void length_experiment(Experiment& e) {
     const std::int64_t longest = search.under(cap, ranks * start);
     if (ranks == 1) of_one = longest;
     const double times = static_cast<double>(longest) / static_cast<double>(of_one);
-    // A tenth is for what a ring holds beside its layers' activations, and for the search's steps. Where few tokens fit, or
-    // these take little beside weights, or layers are few or recomputed, other things decide. (Whole keys, which allgather has
-    // for a moment, do not shrink so, and ulysses keeps the output twice.)
-    const bool tokens_decide =
-        of_one >= 256 && 2 * without_tokens <= cap && model_config(e.options).layers >= 4 && e.options.recompute == "none";
-    if (e.world.is_root() && ranks > 1 && e.lesson.context.kind == "ring" && tokens_decide)
+    // A tenth is for what a ring holds beside its layers' activations, and for the search's steps.
+    const bool tokens_decide = of_one >= 256 && 2 * without_tokens <= cap && ring_is_small(e);
+    if (e.world.is_root() && ranks > 1 && tokens_decide)
       e.report.claims.push_back(make_claim(fmt::format("longest sequence under the cap: {} ranks, times one's", ranks), ranks,
                                            times, 0.1, "", fmt::format("{} and {} tokens", longest, of_one)));
     table.push_back({fmt::format("{}", ranks), fmt::format("{}", longest), fmt::format("{:.3f}", times),
