@@ -140,7 +140,6 @@ double mean_of(const ByHop<double>& us) {
   return all / static_cast<double>(us.size());
 }
 
-// What a hop took where pairs are hidden from it: nothing was computed.
 void print_times(Experiment& e, const std::vector<std::string>& names, const std::vector<ByHop<double>>& us,
                  const std::vector<RingTimeline>& timelines) {
   std::vector<std::vector<std::string>> table{

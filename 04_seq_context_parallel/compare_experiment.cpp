@@ -103,6 +103,7 @@ void side_by_side(Experiment& e) {
   Lesson plain = e.lesson;
   plain.sp = false;
   plain.context.kind = "ring";
+  plain.strategy.kind = "naive";  // no buffers of gradients, which are the same whatever is cut
   Lesson gathered = plain, shard = plain;
   gathered.sp = shard.sp = true;
   gathered.sequence.keep = "gathered";
@@ -141,6 +142,7 @@ void kinds(Experiment& e) {
   const auto way = [&](const char* name, const char* cuts, const char* sends, const char* kind, int ulysses_size) {
     Way w{name, cuts, sends, {.cp = n}, e.lesson};
     w.lesson.sp = false;
+    w.lesson.strategy.kind = "naive";
     w.lesson.context.kind = kind;
     w.lesson.context.ulysses_size = ulysses_size;
     return w;

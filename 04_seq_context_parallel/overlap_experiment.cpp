@@ -1,6 +1,6 @@
 // What a ring's messages add to a step, beside the computation and before it, with as many kv heads as query heads and with
 // fewer. Ranks that share cores gain nothing from overlap on the clock, so the kernels' own times are replayed with a link of a
-// stated speed (common/device/timeline.h). With zig-zag and rows of one document all ranks have the same to
+// stated speed (common/device/timeline.h). With zigzag and rows of one document all ranks have the same to
 // do at every hop, so rank 0 speaks for all. Only the ring is on the link: what gradients' reductions take is lesson 02's.
 #include <fmt/format.h>
 
