@@ -29,10 +29,12 @@ void declare(CommandLine& line, Flags& flags) {
   line.add_choice("--strategy", lesson.strategy.kind, "of the ranks that gradients are summed over, dp x cp (lesson 02)",
                   data_parallel::strategy_names());
   line.add_option("--shard-size", lesson.shard_size, "hsdp: ranks that share a copy; 0: chosen as in lesson 02", {.min = 0});
-  line.add_option("--memory-cap", lesson.memory_cap_mib, "MiB that a rank's ledger may hold; 0: no cap", {.min = 0});
+  line.add_option("--memory-cap", lesson.memory_cap_mib, "MiB that a rank's ledger may hold; 0: no cap",
+                  {.min = 0, .max = 1e9});
   line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
-  line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0, .open_min = true});
-  line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of an exchange", {.min = 0});
+  line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
+  line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of an exchange",
+                  {.min = 0, .max = 1e9});
   line.add_option("--virtual-trace", flags.virtual_trace, "where --experiment balance and overlap write their timelines",
                   "PREFIX");
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "04_seq_context_parallel/experiments.h"
+#include "04_seq_context_parallel/ring_work.h"
 #include "common/app/settings.h"
 #include "common/device/device.h"
 #include "common/device/error.h"
@@ -24,15 +25,19 @@ class LongestSequence {
     options.seq = length;
     options.micro_batch = options.grad_accum = 1;
     options.verify = false;
+    options.load.clear();
     Lesson lesson = e_.lesson;
     lesson.sp = false;
     lesson.sabotage = nullptr;
+    lesson.strategy.kind = "naive";  // what is sharded would shrink with the ranks, too
     const int first = e_.world.rank() / ranks_ * ranks_;
     std::vector<int> ranks;
     for (int r = first; r < first + ranks_; ++r) ranks.push_back(r);
     Mesh mesh({.cp = ranks_}, ranks);
     const TrainerOptions settings = layout_settings(options, lesson, e_.world, mesh);
-    const Dataset data(dataset_options(options, settings.model));
+    Row row = context_parallel::one_document(length);
+    row.labels.assign(row.tokens.size(), 0);
+    const Dataset data(std::vector<Row>{row});
     Trainer trainer(settings, data);
     device().memory().reset_peaks();
     (void)trainer.step();
@@ -52,20 +57,18 @@ class LongestSequence {
     return ranks_ % size == 0 && size <= model_config(e_.options).heads;
   }
 
-  // In steps of 2 N tokens. The peak grows evenly, so two runs say where to look, and others whether it is so.
+  // In steps of 2 N tokens; 0 if not one fits. The peak grows evenly, so two runs say where to look, and others whether it is
+  // so. InputError where it would be too far to look.
   [[nodiscard]] std::int64_t under(std::int64_t cap, std::int64_t start) {
-    std::int64_t a = rounded(start), b = 2 * a;
-    const std::int64_t at_a = peak(a), at_b = peak(b);
+    const std::int64_t a = rounded(start), b = 2 * a, at_a = peak(a), at_b = peak(b);
     std::int64_t length = std::max(step_, rounded(a + (cap - at_a) * (b - a) / std::max<std::int64_t>(at_b - at_a, 1)));
-    while (peak(length) > cap) {
-      if (length == step_)
-        throw InputError(
-            fmt::format("--memory-cap {:.2f} is too small for sequences of {} tokens on {} rank{}; use {:.2f} at least",
-                        static_cast<double>(cap) / 0x1p20, length, ranks_, ranks_ == 1 ? "" : "s",
-                        static_cast<double>(peak(length)) / 0x1p20));
-      length -= step_;
-    }
-    while (peak(length + step_) <= cap) length += step_;
+    if (length > 32 * a && e_.lesson.memory_cap_mib == 0) return 32 * a;  // so little that tokens do not count
+    if (length > 32 * a)
+      throw InputError(
+          fmt::format("--memory-cap {:.2f} holds sequences of some {} tokens, too long to try; use less, or a longer --seq",
+                      static_cast<double>(cap) / 0x1p20, length));
+    while (length > 0 && peak(length) > cap) length -= step_;
+    while (length > 0 && peak(length + step_) <= cap) length += step_;
     return length;
   }
 
@@ -81,11 +84,12 @@ class LongestSequence {
 // layers are recomputed they keep little. Whole keys, which allgather has for a moment, are not divided by the ranks, and
 // ulysses keeps the output twice.)
 bool ring_is_small(const Experiment& e) {
-  if (e.lesson.context.kind != "ring" || e.options.recompute != "none") return false;
+  if (e.lesson.context.kind != "ring" || e.options.recompute != "none" || e.options.attention != "flash") return false;
   Layout alone = layout_of(e.options, e.lesson, e.mesh);
   alone.tp = alone.cp = 1;
   alone.sp = false;
   const GptConfig& c = alone.model;
+  if (c.position == PositionKind::kLearned) return false;  // of which there are more in a longer sequence
   const auto narrow = static_cast<std::int64_t>(dtype_size(e.options.dtype));
   const auto wide = static_cast<std::int64_t>(dtype_size(accumulator_of(e.options.dtype)));
   // The sum of dq; two blocks of keys and values, and two of their gradients.
@@ -110,7 +114,11 @@ void length_experiment(Experiment& e) {
     if (!search.possible()) continue;
     const std::int64_t longest = search.under(cap, ranks * start);
     if (ranks == 1) of_one = longest;
-    const double times = static_cast<double>(longest) / static_cast<double>(of_one);
+    if (longest == 0) {
+      table.push_back({fmt::format("{}", ranks), "none", "", ""});
+      continue;
+    }
+    const double times = of_one == 0 ? 0 : static_cast<double>(longest) / static_cast<double>(of_one);
     // A tenth is for what a ring holds beside its layers' activations, and for the search's steps.
     const bool tokens_decide = of_one >= 256 && 2 * without_tokens <= cap && ring_is_small(e);
     if (e.world.is_root() && ranks > 1 && tokens_decide)

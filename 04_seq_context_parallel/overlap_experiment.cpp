@@ -61,6 +61,7 @@ RingRun run_ring(Experiment& e, std::int64_t kv_heads, bool overlap) {
   Options options = e.options;
   options.kv_heads = kv_heads;
   options.documents = "none";
+  options.load.clear();  // weights of other shapes; what they are does not matter
   Lesson lesson = e.lesson;
   lesson.sabotage = nullptr;
   lesson.context.kind = "ring";  // what the others send, attention waits for
@@ -72,6 +73,13 @@ RingRun run_ring(Experiment& e, std::int64_t kv_heads, bool overlap) {
   for (const TrafficRow& row : run.measured.report.traffic)
     if (is_of_axis(row, "cp")) run.ring_bytes += row.total_wire_bytes / kSteps;
   return run;
+}
+
+// The largest number of kv heads that divides the heads, of a quarter of them at most.
+std::int64_t quarter_of(std::int64_t heads) {
+  std::int64_t few = std::max<std::int64_t>(heads / 4, 1);
+  while (heads % few != 0) --few;
+  return few;
 }
 
 std::vector<std::string> row_of(const RingRun& run, bool overlap) {
@@ -103,9 +111,8 @@ void overlap_experiment(Experiment& e) {
                  model.family == Family::kGpt2 ? "this model has as many kv heads as query heads" : "one rank sends nothing");
     return;
   }
-  // The model's own kv heads, or a quarter of its heads where these are all.
-  const std::int64_t tp = e.mesh.size("tp"),
-                     few = model.kv_heads < model.heads ? model.kv_heads : std::max(model.heads / 4, tp);
+  // The model's own kv heads, or a quarter of its heads where these are all of them.
+  const std::int64_t tp = e.mesh.size("tp"), few = model.kv_heads < model.heads ? model.kv_heads : quarter_of(model.heads);
   std::vector<std::vector<std::string>> table{
       {"kv heads", "keys travel", "computation, us", "on the link, us", "exposed, us", "of it", "virtual step, us"}};
   RingRun runs[2][2];

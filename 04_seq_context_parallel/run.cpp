@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
 #include "02_ddp_zero/replicas.h"
@@ -72,7 +74,9 @@ void print_head(const Options& o, const Lesson& lesson, const Layout& l, const D
 // While it lives, a rank's ledger holds no more. (The baseline, which one device trains, is not held to it.)
 class MemoryCap {
  public:
-  explicit MemoryCap(double mib) { device().memory().set_cap(static_cast<std::int64_t>(mib * 0x1p20)); }
+  explicit MemoryCap(double mib) {
+    device().memory().set_cap(std::max<std::int64_t>(1, static_cast<std::int64_t>(mib * 0x1p20)));
+  }
   ~MemoryCap() { device().memory().set_cap(0); }
   MemoryCap(const MemoryCap&) = delete;
   MemoryCap& operator=(const MemoryCap&) = delete;

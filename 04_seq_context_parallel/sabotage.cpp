@@ -22,6 +22,17 @@ void with_kind(Options& o, Lesson& lesson, const CommandLine& line, const char* 
 void with_ring(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   few_steps(o, lesson, line, ranks);
   with_kind(o, lesson, line, "ring");
+  need(o, o.init_std.value_or(1) >= 0.005, "weights of the usual size; leave --init-std out");
+}
+
+void with_overlap(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
+  with_ring(o, lesson, line, ranks);
+  need(o, lesson.context.overlap, "messages beside computation; leave --no-overlap out");
+}
+
+// With fewer tokens a rank's chunks may stand in the sequence's order.
+void need_two_chunks(const Options& o, int ranks) {
+  need(o, model_config(o).seq >= 2 * ranks, "two tokens for each rank at least; leave --seq out");
 }
 
 // Places of tokens must differ from their ranks' order.
@@ -30,17 +41,23 @@ void with_gather(Options& o, Lesson& lesson, const CommandLine& line, int ranks)
   with_kind(o, lesson, line, "allgather");
   need(o, lesson.context.layout != "contiguous" || o.micro_batch > 1,
        "tokens that ranks hold in another order than the sequence's; leave --cp-layout out");
+  need_two_chunks(o, ranks);
 }
 
 // Attention must tell positions apart: with weights of the usual size it hardly does in the first steps.
 void with_positions(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   few_steps(o, lesson, line, ranks);
+  need(o, o.load.empty() && o.resume.empty(), "large weights; leave --load and --resume out");
   prefer(o, line, "--init-std", o.init_std, 0.1);
+  need(o, o.init_std.value_or(0) >= 0.02, "weights of the usual size; leave --init-std out");
 }
 
 // exp(lse) must overflow: scores of hundreds.
 void with_large_scores(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   with_ring(o, lesson, line, ranks);
+  need(o, o.load.empty() && o.resume.empty(), "large weights; leave --load and --resume out");
+  need(o, o.dtype != Dtype::kFp64 && !model_config(o).qk_norm,
+       "scores beyond a dtype's largest exponent; leave --dtype fp64 and --qk-norm out");
   prefer(o, line, "--init-std", o.init_std, 1.0);
   prefer(o, line, "--steps", o.steps, std::int64_t{1});
   need(o, o.init_std.value_or(0) >= 1, "scores so large that their exponentials overflow; leave --init-std out");
@@ -53,6 +70,8 @@ void with_documents(Options& o, Lesson& lesson, const CommandLine& line, int ran
   // Long rows, and some of them, so that documents begin and end within.
   prefer(o, line, "--seq", o.seq, std::int64_t{512});
   prefer(o, line, "--micro-batch", o.micro_batch, std::int64_t{4});
+  need(o, o.data.empty() && model_config(o).seq >= 512 && o.micro_batch * o.grad_accum >= 4,
+       "rows in which documents begin and end; leave --data, --seq and --micro-batch out");
 }
 
 // Tokens that 2N does not divide.
@@ -65,18 +84,20 @@ void with_a_rest(Options& o, Lesson& lesson, const CommandLine& line, int ranks)
 void with_another_layout(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   with_ring(o, lesson, line, ranks);
   need(o, lesson.context.layout != "contiguous", "a layout in which later ranks have earlier tokens; leave --cp-layout out");
+  need_two_chunks(o, ranks);
 }
 
 void with_dropout(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   few_steps(o, lesson, line, ranks);
   prefer(o, line, "--dropout", o.dropout, 0.1);
-  need(o, model_config(o).dropout >= 0.01, "dropout that hits some elements; leave --dropout out");
+  const GptConfig c = model_config(o);
+  need(o, c.dropout * static_cast<double>(o.micro_batch * c.seq * c.hidden) >= 20,
+       "dropout that hits some elements; leave --dropout, --seq and --hidden out");
 }
 
 void with_reduction(Options& o, Lesson& lesson, const CommandLine& line, int ranks) {
   few_steps(o, lesson, line, ranks);
-  need(o, lesson.strategy.kind == "ddp" || lesson.strategy.kind == "naive",
-       "gradients that every rank has whole; leave --strategy out");
+  need(o, lesson.strategy.kind == "ddp", "gradients that every rank has whole, reduced in buckets; leave --strategy out");
 }
 
 }  // namespace
@@ -99,7 +120,7 @@ const std::vector<Sabotage>& sabotages() {
        with_gather, [](TrainerOptions&, Lesson& l) { l.context.faults.rank_order = true; }},
       {"skip-by-rank", "keys of later ranks are skipped, though with this layout some of them are visible", "cp",
        with_another_layout, [](TrainerOptions&, Lesson& l) { l.context.faults.skip_by_rank = true; }},
-      {"early-start", "a hop computes with keys that have not arrived yet", "cp", with_ring,
+      {"early-start", "a hop computes with keys that have not arrived yet", "cp", with_overlap,
        [](TrainerOptions&, Lesson& l) { l.context.faults.early_start = true; }},
       {"trim", "tokens that twice the ranks do not divide are dropped (P29)", "cp", with_a_rest,
        [](TrainerOptions&, Lesson& l) { l.context.faults.trim = true; }},

@@ -71,6 +71,10 @@ TEST_F(Plots, SquaresOfARing) {
   expect_refused(out + dir_.put("short.csv", "query,key,rank,hop\n0,0,0\n"), {"short.csv", "four numbers"});
   expect_refused(out + dir_.put("none.csv", "query,key,rank,hop\n"), {"none.csv", "is not a file of squares"});
   expect_refused(out + dir_.put("cut.csv", "query,key,rank,hop\n0,0,0,0\n1,0,1,1\n"), {"cut.csv", "some pairs are missing"});
+  expect_refused(out + dir_.put("hops.csv", "query,key,rank,hop\n0,0,0,5\n"), {"hops.csv", "more hops than ranks"});
+  expect_refused(out + dir_.put("huge.csv", "query,key,rank,hop\n0,0,99999999999999999999,0\n"), {"huge.csv", "4096"});
+  expect_refused(out + dir_.put("late.csv", "query,key,rank,hop\n0,7,0,0\n"), {"late.csv", "not visible"});
+  expect_refused(out + dir_.put("empty.csv", ""), {"empty.csv", "another first line"});
   std::string many = "query,key,rank,hop\n";
   for (int q = 0; q < 65; ++q)
     for (int k = 0; k <= q; ++k) many += std::to_string(q) + "," + std::to_string(k) + ",0,0\n";

@@ -167,7 +167,19 @@ TEST(SeqContextParallel, BadUsageIsOneLine) {
                 {2, "--sabotage ignore-documents --documents pad", {"does nothing", "--documents"}},
                 {2, "--sabotage dropout-by-row --dropout 0", {"does nothing", "--dropout"}},
                 {2, "--sabotage dp-alone --strategy zero3", {"does nothing", "--strategy"}},
-                {2, "--sabotage local-positions --init-std 0", {"does nothing", "--init-std"}}};
+                {2, "--sabotage local-positions --init-std 0", {"does nothing", "--init-std"}},
+                {2, "--sabotage local-positions --init-std 0.001", {"does nothing", "--init-std"}},
+                {2, "--sabotage early-start --no-overlap", {"does nothing", "--no-overlap"}},
+                {2, "--sabotage divide-by-cp --strategy naive", {"does nothing", "--strategy"}},
+                {2, "--sabotage merge-without-maximum --dtype fp64", {"does nothing", "--dtype fp64"}},
+                {2, "--sabotage merge-without-maximum --qk-norm", {"does nothing", "--qk-norm"}},
+                {2, "--sabotage merge-without-maximum --load w", {"does nothing", "--load"}},
+                {2, "--sabotage skip-by-rank --seq 3", {"does nothing", "--seq"}},
+                {2, "--sabotage rank-order --seq 3 --micro-batch 1", {"does nothing", "--seq"}},
+                {2, "--sabotage own-lse --init-std 1e-8", {"does nothing", "--init-std"}},
+                {2, "--sabotage dropout-by-row --dropout 0.01 --seq 2", {"does nothing", "--dropout"}},
+                {2, "--memory-cap 1e13", {"--memory-cap", "1e+09"}},
+                {2, "--experiment overlap --link-latency 1e308", {"--link-latency"}}};
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.flags);
     const Outcome run = run_tiny_on(c.ranks, kLesson04, c.flags);

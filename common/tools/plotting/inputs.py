@@ -109,13 +109,16 @@ def _layout(argument):
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split()
-        if lines[0] != "query,key,rank,hop":
+        if lines[:1] != ["query,key,rank,hop"]:
             raise ValueError("another first line")
         pairs = [tuple(int(n) for n in line.split(",")) for line in lines[1:]]
-        if not pairs or any(len(p) != 4 or min(p) < 0 for p in pairs):
-            raise ValueError("lines of other than four numbers")
-        if 2 * len(pairs) != (1 + max(p[0] for p in pairs)) * (2 + max(p[0] for p in pairs)):
-            raise ValueError("some pairs are missing")
+        if not pairs or any(len(p) != 4 or min(p) < 0 or max(p) > 4096 for p in pairs):
+            raise ValueError("lines of other than four numbers from 0 to 4096")
+        length, ranks = 1 + max(p[0] for p in pairs), 1 + max(p[2] for p in pairs)
+        if sorted(p[:2] for p in pairs) != [(q, k) for q in range(length) for k in range(q + 1)]:
+            raise ValueError("some pairs are missing, twice there or not visible")
+        if any(p[3] >= ranks for p in pairs):
+            raise ValueError("more hops than ranks")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, IndexError) as error:
