@@ -178,7 +178,7 @@ TEST(SeqContextParallel, BadUsageIsOneLine) {
                 {2, "--sabotage rank-order --seq 3 --micro-batch 1", {"does nothing", "--seq"}},
                 {2, "--sabotage own-lse --init-std 1e-8", {"does nothing", "--init-std"}},
                 {2, "--sabotage dropout-by-row --dropout 0.01 --seq 2", {"does nothing", "--dropout"}},
-                {2, "--memory-cap 1e13", {"--memory-cap", "1e+09"}},
+                {2, "--memory-cap 1e13", {"--memory-cap", "at most 1000000000"}},
                 {2, "--experiment overlap --link-latency 1e308", {"--link-latency"}}};
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.flags);
