@@ -27,38 +27,55 @@ GlobalBatch share_of_replica(const GlobalBatch& batch, std::int64_t rank, std::i
 
 namespace {
 
+// One micro-batch after the other through the whole model.
+class OneByOne : public Passes {
+ public:
+  explicit OneByOne(const Faults& faults, int replicas) : faults_(faults), replicas_(replicas) {}
+
+  void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
+           Strategy& strategy) override {
+    for_each_micro_batch(ctx, loader, share, micro_batch, [&](std::int64_t m, MicroBatch& b) {
+      if (faults_.local_label_count) b.loss_scale = mean_of_means(share);
+      strategy.begin_micro_batch(m);
+      Saved saved;
+      gpt.forward(ctx, {}, saved);
+      gpt.backward(ctx, {}, saved);
+      strategy.end_micro_batch(m);
+    });
+  }
+
+ private:
+  // A fault: the replica's own mean, averaged over the replicas.
+  [[nodiscard]] double mean_of_means(const GlobalBatch& own) const {
+    std::int64_t labels = 0;
+    for (const Row& row : own.rows) labels += count_valid_labels(row);
+    return labels == 0 ? 0 : 1.0 / static_cast<double>(labels * replicas_);
+  }
+
+  Faults faults_;
+  int replicas_;
+};
+
 struct DataParallel {
   Communicator& replicas;   // that take different samples
   Communicator& gradients;  // over which gradients are summed: with context parallelism also the ranks of a replica
+  Communicator& losses;
   Communicator& shard;
   Communicator* replicate;
   StorageOptions storage;
   StrategyOptions options;
   std::int64_t micro_batch;
+  std::shared_ptr<Passes> passes;
   std::unique_ptr<Strategy> strategy;
 
   void accumulate(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) const {
     const GlobalBatch own = share_of_replica(batch, replicas.rank(), replicas.size());
     const std::int64_t micro_batches = (static_cast<std::int64_t>(own.rows.size()) + micro_batch - 1) / micro_batch;
-    strategy->begin_step(micro_batches);
-    for_each_micro_batch(ctx, loader, own, micro_batch, [&](std::int64_t m, MicroBatch& b) {
-      if (options.faults.local_label_count) b.loss_scale = mean_of_means(own);
-      strategy->begin_micro_batch(m);
-      Saved saved;
-      gpt.forward(ctx, {}, saved);
-      gpt.backward(ctx, {}, saved);
-      strategy->end_micro_batch(m);
-    });
+    strategy->begin_step(passes->contributions(micro_batches));
+    passes->run(gpt, ctx, loader, own, micro_batch, *strategy);
     strategy->end_step();
     const TrafficLedger::Phase phase(world().traffic(), "loss");
-    gradients.all_reduce(ctx.stream, ctx.loss_sum);
-  }
-
-  // A fault: the replica's own mean, averaged over the replicas.
-  [[nodiscard]] double mean_of_means(const GlobalBatch& own) const {
-    std::int64_t labels = 0;
-    for (const Row& row : own.rows) labels += count_valid_labels(row);
-    return labels == 0 ? 0 : 1.0 / static_cast<double>(labels * replicas.size());
+    losses.all_reduce(ctx.stream, ctx.loss_sum);
   }
 
   void reduce_partials(Stream& stream, const Tensor& partials) const {
@@ -70,13 +87,16 @@ struct DataParallel {
 
 }  // namespace
 
-void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
-  const std::string axes = strategy.faults.without_cp ? "dp" : gradient_axes(mesh);
-  Communicator &replicas = mesh["dp"], &gradients = mesh[axes];
+void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size,
+           std::shared_ptr<Passes> passes) {
+  const bool without_cp = strategy.faults.without_cp;
+  const std::string axes = without_cp ? "dp" : gradient_axes(mesh);
+  Communicator &replicas = mesh["dp"], &gradients = mesh[axes], &losses = mesh[without_cp ? "dp" : loss_axes(mesh)];
+  if (!passes) passes = std::make_shared<OneByOne>(strategy.faults, replicas.size());
   Communicator *shard = &gradients, *replicate = nullptr;
   if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);
   auto dp = std::make_shared<DataParallel>(
-      DataParallel{replicas, gradients, *shard, replicate, options.storage, strategy, options.micro_batch, nullptr});
+      DataParallel{replicas, gradients, losses, *shard, replicate, options.storage, strategy, options.micro_batch, passes, nullptr});
   // After whatever else is applied to the model: a strategy shards what that leaves.
   options.cut = [dp, before = options.cut](Gpt& gpt) {
     if (before) before(gpt);

@@ -13,6 +13,10 @@ void FlatGroup::append(Parameter& p) {
   numel += p.local_numel();
 }
 
+std::size_t FlatGroup::used() const {
+  return static_cast<std::size_t>(std::count_if(members.begin(), members.end(), [](const Member& m) { return m.parameter->uses > 0; }));
+}
+
 std::int64_t FlatGroup::own_numel(int rank) const {
   return std::clamp<std::int64_t>(numel - rank * shard_numel(), 0, shard_numel());
 }
@@ -94,7 +98,13 @@ FlatGroups make_units(const Gpt& gpt, bool whole_model, int ranks) {
   for (std::int64_t unit = 0; unit < gpt.unit_count(); ++unit) {
     if (unit == 0 || !whole_model) units.push_back({.members = {}, .numel = 0, .ranks = ranks});
     for (const auto& p : gpt.parameters_of(unit))
-      if (taken.insert(p.get()).second) units.back().append(*p);
+      if (!p->across_stages && taken.insert(p.get()).second) units.back().append(*p);
+  }
+  std::erase_if(units, [](const FlatGroup& group) { return group.members.empty(); });
+  for (Parameter* p : gpt.parameters()) {
+    if (!p->across_stages) continue;
+    units.push_back({.members = {}, .numel = 0, .ranks = ranks});
+    units.back().append(*p);
   }
   return FlatGroups(std::move(units));
 }

@@ -27,6 +27,8 @@ struct FlatGroup {
   int ranks = 1;           // that the array is cut over
 
   void append(Parameter& p);
+  // Members that get gradients here: all, but for those of other pipeline stages.
+  [[nodiscard]] std::size_t used() const;
   // Every rank's share, equal: the last shards may be padded.
   [[nodiscard]] std::int64_t shard_numel() const { return (numel + ranks - 1) / ranks; }
   [[nodiscard]] std::int64_t padded_numel() const { return shard_numel() * ranks; }
@@ -76,7 +78,7 @@ class FlatGroups {
 // all but the last have at least as many; a parameter is never divided.
 [[nodiscard]] FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, int ranks);
 // A group for each of the model's units (embedding, blocks, head), or one for the whole model. A weight that two units use is
-// in the first's.
+// in the first's; if they are different pipeline stages, in a group of its own, the last.
 [[nodiscard]] FlatGroups make_units(const Gpt& gpt, bool whole_model, int ranks);
 // The groups that each unit of the model uses.
 [[nodiscard]] std::vector<std::vector<std::size_t>> groups_of_units(const Gpt& gpt, const FlatGroups& groups);

@@ -34,7 +34,7 @@ void GradientBuckets::shard(Parameter& p) {
 }
 
 void GradientBuckets::expect_contributions(std::int64_t micro_batches, bool zero) {
-  for (std::size_t g = 0; g < buckets_.size(); ++g) missing_[g] = buckets_[g].members.size();
+  for (std::size_t g = 0; g < buckets_.size(); ++g) missing_[g] = buckets_[g].used();
   for (Parameter* p : setup_.gpt.parameters()) p->begin_step(setup_.compute, micro_batches, zero);
 }
 
@@ -44,7 +44,7 @@ void GradientBuckets::begin_step(std::int64_t micro_batches) {
   if (!setup_.options.sync_every_micro_batch) expect_contributions(micro_batches, true);
 }
 
-void GradientBuckets::begin_micro_batch(std::int64_t m) {
+void GradientBuckets::begin_micro_batch(std::int64_t m, Units) {
   if (setup_.options.sync_every_micro_batch) expect_contributions(1, m == 0);
 }
 

@@ -18,7 +18,7 @@ class GradientBuckets : public Gradients {
   [[nodiscard]] const FlatGroups& buckets() const { return buckets_; }
   void shard(Parameter& p) override;
   void begin_step(std::int64_t micro_batches) override;
-  void begin_micro_batch(std::int64_t m) override;
+  void begin_micro_batch(std::int64_t m, Units units) override;
   void end_micro_batch(std::int64_t m) override;
   void end_step() override;
 

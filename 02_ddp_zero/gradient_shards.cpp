@@ -1,5 +1,7 @@
 #include "02_ddp_zero/gradient_shards.h"
 
+#include <set>
+
 #include "common/kernels/elementwise.h"
 
 namespace ref5d::data_parallel {
@@ -28,23 +30,45 @@ void GradientShards::shard(Parameter& p) {
   if (!sums_[g])
     sums_[g] = allocate_flat(units_[g].shard_numel(), units_[g].own_numel(setup_.shard.rank()), setup_.options.padding,
                              setup_.sum_dtype(), setup_.sum_category(), setup_.compute);
+  if (across_stages(g)) return keep_whole(p, g);
   p.gradient = p.gradient_sum = {};
   p.mode = fused() ? GradientMode::kFused : GradientMode::kDirect;  // the sum over micro-batches is made here
+}
+
+void GradientShards::keep_whole(Parameter& p, std::size_t unit) {
+  const FlatGroup& group = units_[unit];
+  whole_[unit] = allocate_flat(group.padded_numel(), group.numel, setup_.options.padding, setup_.sum_dtype(),
+                               setup_.sum_category(), setup_.compute);
+  (p.gradient_sum ? p.gradient_sum : p.gradient) = FlatGroup::whole_of(whole_[unit], group.members.front());
+  kept_whole_[unit] = {p.gradient, p.gradient_sum};
 }
 
 void GradientShards::begin_step(std::int64_t micro_batches) {
   micro_batches_ = micro_batches;
   for (const Tensor& sum : sums_) fill_zero(setup_.compute, sum.raw(), sum.bytes());
   for (Parameter* p : setup_.gpt.parameters()) p->gradient = p->gradient_sum = {};
+  for (const auto& [unit, whole] : kept_whole_) {
+    Parameter& p = *units_[unit].members.front().parameter;
+    p.gradient = whole.gradient;
+    p.gradient_sum = whole.gradient_sum;
+    p.begin_step(setup_.compute, micro_batches);
+  }
 }
 
-void GradientShards::begin_micro_batch(std::int64_t m) {
+void GradientShards::begin_micro_batch(std::int64_t m, Units units) {
   micro_batch_ = m;
-  for (std::size_t g = 0; g < units_.size(); ++g) missing_[g] = units_[g].members.size();
-  for (Parameter* p : setup_.gpt.parameters()) p->begin_step(setup_.compute, 1, false);
+  const std::int64_t end = units.end < 0 ? setup_.gpt.unit_count() : units.end;
+  std::set<std::size_t> groups;
+  for (std::int64_t unit = units.begin; unit < end; ++unit)
+    for (std::size_t g : of_model_unit_[static_cast<std::size_t>(unit)]) groups.insert(g);
+  for (std::size_t g : groups) {
+    if (across_stages(g)) continue;
+    missing_[g] = units_[g].used();
+    for (const FlatGroup::Member& member : units_[g].members) member.parameter->begin_step(setup_.compute, 1, false);
+  }
 }
 
-void GradientShards::before_backward(std::int64_t unit) {
+void GradientShards::before_weight_gradients(std::int64_t unit) {
   for (std::size_t g : of_model_unit_[static_cast<std::size_t>(unit)])
     if (!whole_[g]) open(g);
 }
@@ -62,7 +86,17 @@ void GradientShards::open(std::size_t unit) {
 void GradientShards::became_final(Parameter& p, Stream& stream) {
   const std::size_t unit = units_.find(p).group;
   order(stream, comm_);
+  if (across_stages(unit)) return reduce_whole(unit);
   if (--missing_[unit] == 0) reduce(unit);
+}
+
+void GradientShards::reduce_whole(std::size_t unit) {
+  reduce_scatter_gradient(setup_.shard, comm_, sums_[unit], whole_[unit], setup_.reduce_dtype());
+  if (setup_.replicate != nullptr) all_reduce_gradient(*setup_.replicate, comm_, sums_[unit], setup_.reduce_dtype());
+  if (setup_.options.faults.average_again) {
+    const int replicas = setup_.replicate == nullptr ? 1 : setup_.replicate->size();
+    scale(comm_, sums_[unit], 1.0 / (setup_.shard.size() * replicas));
+  }
 }
 
 void GradientShards::reduce(std::size_t unit) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "02_ddp_zero/flat_group.h"
@@ -21,12 +22,17 @@ class GradientShards : public Gradients, public UnitHooks {
 
   void shard(Parameter& p) override;
   void begin_step(std::int64_t micro_batches) override;
-  void begin_micro_batch(std::int64_t m) override;
-  void before_backward(std::int64_t unit) override;
+  void begin_micro_batch(std::int64_t m, Units units) override;
+  void before_weight_gradients(std::int64_t unit) override;
   void end_micro_batch(std::int64_t m) override;
   void end_step() override;
 
  private:
+  // Whether the group is a weight of two pipeline stages: its gradient stays whole until the step's passes are over, and is
+  // reduced once.
+  [[nodiscard]] bool across_stages(std::size_t unit) const { return units_[unit].members.front().parameter->across_stages; }
+  void keep_whole(Parameter& p, std::size_t unit);
+  void reduce_whole(std::size_t unit);
   void open(std::size_t unit);
   void became_final(Parameter& p, Stream& stream);
   void reduce(std::size_t unit);
@@ -44,6 +50,10 @@ class GradientShards : public Gradients, public UnitHooks {
   std::vector<Tensor> sums_;                             // of this rank's shards, over micro-batches
   std::vector<Tensor> whole_;                            // while backward adds to them
   std::vector<std::size_t> missing_;                     // gradients that are not final
+  struct Whole {
+    Tensor gradient, gradient_sum;
+  };
+  std::map<std::size_t, Whole> kept_whole_;              // by group, those across stages
   std::deque<Reducing> reducing_;
   std::int64_t micro_batches_ = 0, micro_batch_ = 0;
   Stream comm_{"dp"};

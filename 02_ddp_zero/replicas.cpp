@@ -2,11 +2,17 @@
 
 namespace ref5d::data_parallel {
 
-std::string gradient_axes(const Mesh& mesh) { return mesh.size("cp") > 1 ? "dp*cp" : "dp"; }
+std::string gradient_axes(const Mesh& mesh) {
+  return std::string(mesh.mirrored() ? "mirror*" : "") + (mesh.size("cp") > 1 ? "dp*cp" : "dp");
+}
 
 bool is_data_parallel(const std::string& axis) {
   const std::string whole = axis.substr(0, axis.find('/'));
-  return whole == "dp" || whole == "dp*cp";
+  return whole == "dp" || whole == "dp*cp" || whole.starts_with("mirror*");
+}
+
+std::string loss_axes(const Mesh& mesh) {
+  return std::string(mesh.size("pp") > 1 ? "pp*" : "") + (mesh.size("cp") > 1 ? "dp*cp" : "dp");
 }
 
 Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard_size) {

@@ -71,7 +71,8 @@ class Gradients {
   // A parameter has its storage: its gradient goes where this keeps it.
   virtual void shard(Parameter&) {}
   virtual void begin_step(std::int64_t micro_batches) = 0;
-  virtual void begin_micro_batch(std::int64_t /*m*/) {}
+  // Around the weight gradients of micro-batch m, the m-th of these units: all of the model's, or a pipeline stage's.
+  virtual void begin_micro_batch(std::int64_t /*m*/, Units /*units*/) {}
   virtual void end_micro_batch(std::int64_t /*m*/) {}
   // Afterwards gradients are final on the compute stream, in what each parameter's placement leaves to this rank.
   virtual void end_step() = 0;
@@ -98,7 +99,7 @@ class Strategy {
     if (weights_) weights_->shard(p);
   }
   void begin_step(std::int64_t micro_batches) { gradients_->begin_step(micro_batches); }
-  void begin_micro_batch(std::int64_t m) { gradients_->begin_micro_batch(m); }
+  void begin_micro_batch(std::int64_t m, Units units = {}) { gradients_->begin_micro_batch(m, units); }
   void end_micro_batch(std::int64_t m) { gradients_->end_micro_batch(m); }
   void end_step() { gradients_->end_step(); }
   void after_update() {

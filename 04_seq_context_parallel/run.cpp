@@ -84,13 +84,17 @@ class MemoryCap {
 
 }  // namespace
 
-void apply(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson, int shard_size) {
+void apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson) {
   if (mesh.size("tp") > 1) {
     const auto axis = tensor_parallel::apply(settings, mesh, lesson.tensor);
     const std::int64_t tokens = context_parallel::tokens_here(mesh, lesson.context, settings.model.seq);
     if (lesson.sp) sequence_parallel::apply(settings, mesh, axis, lesson.sequence, tokens);
   }
   if (mesh.size("cp") > 1) context_parallel::apply(settings, mesh, lesson.context);
+}
+
+void apply(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson, int shard_size) {
+  apply_cuts(settings, mesh, lesson);
   data_parallel::apply(settings, mesh, lesson.strategy, shard_size);
 }
 

@@ -12,7 +12,9 @@
 
 namespace ref5d::seq_context_parallel {
 
-// Applies every dimension of the mesh to a single device's settings, in their order: tensor, sequence, context, data.
+// Applies what cuts a layer to a single device's settings, in their order: tensor, sequence, context.
+void apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson);
+// And then data parallelism.
 void apply(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson, int shard_size);
 // A rank's settings of a run over the mesh.
 [[nodiscard]] TrainerOptions layout_settings(const Options& options, const Lesson& lesson, World& world, Mesh& mesh);

@@ -12,7 +12,9 @@ namespace {
 
 // Tags: a bit for each axis, above them what part of a split axis it is, and of which split. Those of subgroups begin above the
 // reserved ones.
-constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96, kSubgroupTags = 2048;
+constexpr int kInnerTag = 32, kOuterTag = 64, kSplitTags = 96, kPairTags = 1280, kMirrorTags = 1536, kSubgroupTags = 2048;
+// In a set of axes: ranks that mirror each other along pp.
+constexpr unsigned kMirror = 1U << kAxes.size();
 
 unsigned axes_of(const std::string& names) {
   if (names == "world") return (1U << kAxes.size()) - 1;
@@ -21,6 +23,10 @@ unsigned axes_of(const std::string& names) {
   for (std::string name; std::getline(parts, name, '*');) {
     if (name == "dp") {
       axes |= axes_of("edp") | axes_of("ep");
+      continue;
+    }
+    if (name == "mirror") {
+      axes |= kMirror;
       continue;
     }
     const auto found = std::find(kAxes.begin(), kAxes.end(), name);
@@ -57,8 +63,9 @@ std::vector<int> Mesh::ranks_along(unsigned axes) const {
     std::vector<int> next;
     for (int place : places) {
       const bool along = (axes >> a & 1U) != 0;
-      const std::int64_t begin = along ? 0 : coordinates_[a], end = along ? sizes_[a] : begin + 1;
-      for (std::int64_t c = begin; c < end; ++c) next.push_back(static_cast<int>(place * sizes_[a] + c));
+      const std::int64_t own = coordinates_[a], mirror = a == 0 && (axes & kMirror) != 0 ? sizes_[a] - 1 - own : own;
+      for (std::int64_t c = 0; c < sizes_[a]; ++c)
+        if (along || c == own || c == mirror) next.push_back(static_cast<int>(place * sizes_[a] + c));
     }
     places = std::move(next);
   }
@@ -70,8 +77,25 @@ Communicator& Mesh::operator[](const std::string& names) {
   const unsigned axes = axes_of(names);
   std::unique_ptr<Communicator>& c = communicators_[axes];
   if (!c) {
-    c = std::make_unique<Communicator>(names, make_group(ranks_along(axes), static_cast<int>(axes)));
+    const unsigned tag = (axes & kMirror) != 0 ? kMirrorTags + (axes & ~kMirror) : axes;
+    c = std::make_unique<Communicator>(names, make_group(ranks_along(axes), static_cast<int>(tag)));
   }
+  return *c;
+}
+
+Communicator& Mesh::pair(const std::string& names, int first, int second) {
+  const unsigned axes = axes_of(names);
+  const std::vector<int> all = ranks_along(axes);
+  const int size = static_cast<int>(all.size());
+  const std::string name = names + "[" + std::to_string(first) + "," + std::to_string(second) + "]";
+  if (first < 0 || first >= second || second >= size)
+    throw std::logic_error(name + " is no pair of the " + std::to_string(size) + " ranks along " + names);
+  // One tag for all pairs, since two ranks are one pair.
+  const Group group = make_group({all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(second)]},
+                                 kPairTags + static_cast<int>(axes));
+  if (group.rank == group.size()) throw std::logic_error("a rank outside of " + name + " asks for it");
+  std::unique_ptr<Communicator>& c = split_communicators_[name];
+  if (!c) c = std::make_unique<Communicator>(name, group);
   return *c;
 }
 
@@ -120,6 +144,7 @@ std::int64_t Mesh::size(const std::string& axis) const {
   const unsigned axes = axes_of(axis);
   std::int64_t n = 1;
   for (std::size_t a = 0; a < kAxes.size(); ++a) n *= (axes >> a & 1U) != 0 ? sizes_[a] : 1;
+  if ((axes & kMirror) != 0 && 2 * coordinates_[0] + 1 != sizes_[0]) n *= 2;
   return n;
 }
 

@@ -32,6 +32,7 @@ class Mesh {
   // The communicator along an axis ("tp", "dp") or a product ("dp*cp"), made when it is first asked for: the ranks that differ
   // from this one along those axes only, in the mesh's order. "world": all. One communicator for one set of axes, named as it
   // was asked for first. std::logic_error for a name that is no axis.
+  // Beside the axes there is "mirror": the ranks r and P-1-r along pp, which DualPipe gives the same stages.
   [[nodiscard]] Communicator& operator[](const std::string& axes);
   // Two communicators that together make up an axis: `inner` neighbours, and the ranks with the same place among theirs. Named
   // "dp/inner" and "dp/outer", after the axis. inner divides the axis, or std::logic_error; an axis may be split in several
@@ -41,6 +42,12 @@ class Mesh {
   // The ranks at places begin..end-1 along an axis, this one among them: named "tp[0-1]". Those that share a few of a tensor's
   // rows and not others. std::logic_error if the places are not on the axis, or this rank is not among them.
   [[nodiscard]] Communicator& subgroup(const std::string& axes, int begin, int end);
+  // The ranks at two places along an axis, this one among them: "pp[0,3]".
+  [[nodiscard]] Communicator& pair(const std::string& axis, int first, int second);
+
+  // Says that ranks along pp which mirror each other hold the same weights, so that gradients are summed over them, too.
+  void mirror_stages() { mirrored_ = true; }
+  [[nodiscard]] bool mirrored() const { return mirrored_; }
 
   [[nodiscard]] std::int64_t size(const std::string& axis) const;
   // This rank's place along it.
@@ -58,6 +65,7 @@ class Mesh {
   std::map<unsigned, std::unique_ptr<Communicator>> communicators_;  // by their axes, a bit for each
   std::map<std::string, std::unique_ptr<Communicator>> split_communicators_;
   std::map<std::pair<std::string, int>, std::size_t> splits_;  // axes and inner size -> index of the split
+  bool mirrored_ = false;
 };
 
 }  // namespace ref5d

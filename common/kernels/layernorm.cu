@@ -95,9 +95,8 @@ void layernorm_forward(Stream& stream, const Tensor& y, const Tensor& mean, cons
   });
 }
 
-void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy, const Tensor& x,
-                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw,
-                        bool accumulate_db) {
+LayernormPartials layernorm_backward_input(Stream& stream, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                           const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   const Dtype accumulator = accumulator_of(x.dtype());
   expect(dx, {rows, columns}, x.dtype(), "layernorm dx");
@@ -116,8 +115,15 @@ void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, cons
                                             db_partials.data<A>(), dy.data<T>(), x.data<T>(), mean.data<A>(), rstd.data<A>(),
                                             rows, columns);
   });
-  add_row_sums(stream, dw, dw_partials, accumulate_dw);
-  add_row_sums(stream, db, db_partials, accumulate_db);
+  return {dw_partials, db_partials};
+}
+
+void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy, const Tensor& x,
+                        const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw,
+                        bool accumulate_db) {
+  const LayernormPartials partials = layernorm_backward_input(stream, dx, dy, x, mean, rstd, w, accumulate_dx);
+  add_row_sums(stream, dw, partials.dw, accumulate_dw);
+  add_row_sums(stream, db, partials.db, accumulate_db);
 }
 
 }  // namespace ref5d

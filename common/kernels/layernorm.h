@@ -16,4 +16,13 @@ void layernorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, cons
                         const Tensor& mean, const Tensor& rstd, const Tensor& w, bool accumulate_dx, bool accumulate_dw,
                         bool accumulate_db);
 
+// The same without the sums over rows: returns their partial sums [P, H], from which add_row_sums (row_sums.h) makes dw and db,
+// at once or later.
+struct LayernormPartials {
+  Tensor dw, db;
+};
+[[nodiscard]] LayernormPartials layernorm_backward_input(Stream& stream, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                                         const Tensor& mean, const Tensor& rstd, const Tensor& w,
+                                                         bool accumulate_dx);
+
 }  // namespace ref5d

@@ -73,22 +73,27 @@ void rmsnorm_forward(Stream& stream, const Tensor& y, const Tensor& rstd, const 
   });
 }
 
-void rmsnorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x, const Tensor& rstd,
-                      const Tensor& w, bool accumulate_dx, bool accumulate_dw) {
+Tensor rmsnorm_backward_input(Stream& stream, const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                              const Tensor& w, bool accumulate_dx) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   expect(dx, {rows, columns}, x.dtype(), "rmsnorm dx");
   expect(dy, {rows, columns}, x.dtype(), "rmsnorm dy");
   for (const Tensor* t : {&dx, &dy, &x}) expect_contiguous(*t, "rmsnorm");
   expect(rstd, {rows}, accumulator_of(x.dtype()), "rmsnorm rstd");
   expect(w, {columns}, x.dtype(), "rmsnorm w");
-  const Tensor partials = allocate_row_sum_partials(rows, columns, x.dtype(), stream);
+  Tensor partials = allocate_row_sum_partials(rows, columns, x.dtype(), stream);
   dispatch(x.dtype(), [&]<typename T>() {
     launch<rmsnorm_backward_dx_kernel<T>>(stream, unsigned(rows), block_size(256), dx.data<T>(), dy.data<T>(), x.data<T>(),
                                           rstd.data<Acc<T>>(), w.data<T>(), columns, accumulate_dx);
     launch<rmsnorm_backward_dw_kernel<T>>(stream, unsigned(partials.dim(0)), block_size(256), partials.data<Acc<T>>(),
                                           dy.data<T>(), x.data<T>(), rstd.data<Acc<T>>(), rows, columns);
   });
-  add_row_sums(stream, dw, partials, accumulate_dw);
+  return partials;
+}
+
+void rmsnorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                      const Tensor& w, bool accumulate_dx, bool accumulate_dw) {
+  add_row_sums(stream, dw, rmsnorm_backward_input(stream, dx, dy, x, rstd, w, accumulate_dx), accumulate_dw);
 }
 
 }  // namespace ref5d

@@ -111,6 +111,7 @@ void Block::run_phase_backward(Phase phase, Context& ctx, BlockFlow& flow, Saved
       // be a weight gradient's dy.
       const Tensor dx = ctx.activation({d.dim(0), d.dim(1)});
       mlp_norm->backward(ctx, dx, d, saved, false);
+      ctx.weight_grads->run_ready();
       add(ctx.stream, dx, dx, flow.x);
       flow.x = dx;
       flow.inner = {};
@@ -130,6 +131,7 @@ void Block::run_phase_backward(Phase phase, Context& ctx, BlockFlow& flow, Saved
       ctx.see_sub("sub_grad", layer_, "attn_norm", d);
       const Tensor dx = ctx.activation({d.dim(0), d.dim(1)});
       attention_norm->backward(ctx, dx, d, kept, false);
+      ctx.weight_grads->run_ready();
       add(ctx.stream, dx, dx, flow.x);
       flow.x = dx;
       break;

@@ -73,23 +73,38 @@ class WeightGrads {
     if (deferred_) {
       for (const Tensor& t : keeps) t.set_category(MemoryCategory::kDeferredWeightGradients);
     }
-    queue_.push_back(std::move(work));
+    queue_.push_back({unit_, std::move(work)});
   }
+  // Work that is added from now on is of this unit of the model.
+  void begin_unit(std::int64_t unit) { unit_ = unit; }
   // A module says: now is a good moment (the critical path has what it needs). Runs the queue unless deferred.
   void run_ready() {
     if (!deferred_) run_all();
   }
-  void run_all() {
-    std::vector<Work> queue = std::move(queue_);
+  // before_unit, if given, is called ahead of each unit's work.
+  void run_all(const std::function<void(std::int64_t unit)>& before_unit = {}) {
+    std::vector<Entry> queue = std::move(queue_);
     queue_.clear();
-    for (Work& w : queue) w();
+    std::int64_t unit = -1;
+    for (Entry& entry : queue) {
+      if (before_unit && entry.unit != unit) before_unit(entry.unit);
+      unit = entry.unit;
+      entry.work();
+      entry.work = {};  // with what it owns
+    }
   }
   void defer(bool deferred) { deferred_ = deferred; }
+  [[nodiscard]] bool deferred() const { return deferred_; }
   [[nodiscard]] bool empty() const { return queue_.empty(); }
 
  private:
+  struct Entry {
+    std::int64_t unit;
+    Work work;
+  };
   bool deferred_ = false;
-  std::vector<Work> queue_;
+  std::int64_t unit_ = 0;
+  std::vector<Entry> queue_;
 };
 
 // Sees tensors as they are computed: for dumps and for tests. Names are those of a dump file: hidden/I, logits, sub/I/q, ...

@@ -109,6 +109,7 @@ Tensor Head::backward(Context& ctx, Saved& saved) {
   const Tensor dnormed = entering(ctx);
   Tensor dx = ctx.activation({dnormed.dim(0), dnormed.dim(1)});
   norm->backward(ctx, dx, dnormed, saved, false);
+  ctx.weight_grads->run_ready();
   return dx;
 }
 

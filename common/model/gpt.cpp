@@ -3,28 +3,19 @@
 #include <algorithm>
 #include <map>
 
+#include "common/model/unit_pass.h"
+
 namespace ref5d {
 
 namespace {
 
-using Hooks = std::vector<UnitHooks*>;
-using Hook = void (UnitHooks::*)(std::int64_t unit);
-
-// The work of one unit between its hooks.
+// A unit's forward between its hooks.
 template <typename Work>
-Tensor hooked(const Hooks& hooks, Hook before, Hook after, std::int64_t unit, const Work& work) {
-  for (UnitHooks* h : hooks) (h->*before)(unit);
+Tensor hooked(const std::vector<UnitHooks*>& hooks, std::int64_t unit, const Work& work) {
+  for (UnitHooks* h : hooks) h->before_forward(unit);
   Tensor result = work();
-  for (auto h = hooks.rbegin(); h != hooks.rend(); ++h) ((*h)->*after)(unit);
+  for (auto h = hooks.rbegin(); h != hooks.rend(); ++h) (*h)->after_forward(unit);
   return result;
-}
-template <typename Work>
-Tensor hooked_forward(const Hooks& hooks, std::int64_t unit, const Work& work) {
-  return hooked(hooks, &UnitHooks::before_forward, &UnitHooks::after_forward, unit, work);
-}
-template <typename Work>
-Tensor hooked_backward(const Hooks& hooks, std::int64_t unit, const Work& work) {
-  return hooked(hooks, &UnitHooks::before_backward, &UnitHooks::after_backward, unit, work);
 }
 
 }  // namespace
@@ -83,46 +74,29 @@ void Gpt::materialise(const StorageOptions& options, Stream& stream, const std::
 }
 
 Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved, Units units) {
-  Tensor x = input;
-  const std::int64_t last = config_.layers + 1, end = units.end < 0 ? unit_count() : units.end;
-  for (std::int64_t unit = units.begin; unit < end; ++unit) {
-    x = hooked_forward(hooks, unit, [&] {
-      if (unit == 0) return embedding->forward(ctx);
-      if (unit < last) return blocks[static_cast<std::size_t>(unit - 1)]->forward(ctx, x, saved);
-      head->loss(ctx, head->logits(ctx, x, saved), saved);
-      return Tensor();
-    });
-    if (unit > 0 && unit < last) ctx.see("hidden/" + std::to_string(unit - 1), x);
-  }
-  return x;
+  ForwardPass pass(*this, ctx, input, saved, units);
+  while (!pass.done()) pass.step();
+  return pass.result();
 }
 
 Tensor Gpt::backward(Context& ctx, const Tensor& doutput, Saved& saved, Units units) {
-  Tensor dx = doutput;
-  const std::int64_t last = config_.layers + 1, end = units.end < 0 ? unit_count() : units.end;
-  for (std::int64_t unit = end - 1; unit >= units.begin; --unit) {
-    dx = hooked_backward(hooks, unit, [&] {
-      if (unit == last) return head->backward(ctx, saved);
-      if (unit > 0) return blocks[static_cast<std::size_t>(unit - 1)]->backward(ctx, dx, saved);
-      embedding->backward(ctx, dx);
-      return Tensor();
-    });
-  }
-  return dx;
+  BackwardPass pass(*this, ctx, doutput, saved, units);
+  while (!pass.done()) pass.step();
+  return pass.result();
 }
 
-Tensor Gpt::logits(Context& ctx) {
-  Tensor x = hooked_forward(hooks, 0, [&] { return embedding->forward(ctx); });
-  for (const auto& block : blocks) {
-    x = hooked_forward(hooks, block->layer() + 1, [&] {
+Tensor Gpt::logits(Context& ctx, const Tensor& input, Units units) {
+  Tensor x = input;
+  const std::int64_t end = units.end < 0 ? unit_count() : units.end;
+  for (std::int64_t unit = units.begin; unit < end; ++unit) {
+    x = hooked(hooks, unit, [&] {
       Saved dropped;
-      return block->forward(ctx, x, dropped);
+      if (unit == 0) return embedding->forward(ctx);
+      if (unit <= config_.layers) return blocks[static_cast<std::size_t>(unit - 1)]->forward(ctx, x, dropped);
+      return head->gather_logits(ctx, head->logits(ctx, x, dropped));
     });
   }
-  return hooked_forward(hooks, config_.layers + 1, [&] {
-    Saved dropped;
-    return head->gather_logits(ctx, head->logits(ctx, x, dropped));
-  });
+  return x;
 }
 
 }  // namespace ref5d

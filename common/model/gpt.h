@@ -30,6 +30,8 @@ class UnitHooks {
   virtual void after_forward(std::int64_t) {}
   virtual void before_backward(std::int64_t) {}
   virtual void after_backward(std::int64_t) {}
+  // Before a unit's gradients are added to: right after before_backward, or much later where that work is deferred.
+  virtual void before_weight_gradients(std::int64_t) {}
 };
 
 class Gpt {
@@ -52,11 +54,12 @@ class Gpt {
 
   // One micro-batch (ctx.batch) through some units. input [R, H] is what the unit before them made, unused by the embedding.
   // Returns the residual stream [R, H]; the head adds the loss to ctx.loss_sum instead, and the result is undefined.
+  // unit_pass.h has both passes a phase at a time.
   Tensor forward(Context& ctx, const Tensor& input, Saved& saved, Units units = {});
   // doutput: the gradient of forward's result (unused by the head). Returns that of input (undefined from the embedding).
   Tensor backward(Context& ctx, const Tensor& doutput, Saved& saved, Units units = {});
-  // Logits [T, V] of the micro-batch; keeps nothing.
-  [[nodiscard]] Tensor logits(Context& ctx);
+  // Logits [T, V] of the micro-batch; keeps nothing. Of some units, those without the head: the residual stream after them.
+  [[nodiscard]] Tensor logits(Context& ctx, const Tensor& input = {}, Units units = {});
 
   [[nodiscard]] const GptConfig& config() const { return config_; }
   std::unique_ptr<Embedding> embedding;

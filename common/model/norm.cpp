@@ -2,8 +2,24 @@
 
 #include "common/kernels/layernorm.h"
 #include "common/kernels/rmsnorm.h"
+#include "common/kernels/row_sums.h"
 
 namespace ref5d {
+
+namespace {
+
+// The sum over rows, from its partial sums: weight-gradient work like any other.
+void add_later(const Context& ctx, const std::shared_ptr<Parameter>& p, const Tensor& partials) {
+  Stream& stream = ctx.stream;
+  auto work = [p, &stream, partials] {
+    const auto [gradient, accumulate] = p->begin_contribution(stream);
+    add_row_sums(stream, gradient, partials, accumulate);
+    p->end_contribution(stream);
+  };
+  ctx.weight_grads->add(std::move(work), {partials});
+}
+
+}  // namespace
 
 Norm::Norm(const std::string& name, std::int64_t size, NormKind kind, double eps) : kind_(kind), eps_(eps) {
   weight = std::make_shared<Parameter>(name + ".weight", Shape{size}, Init::kOne, 0.0, false);
@@ -31,17 +47,15 @@ Tensor Norm::forward(Context& ctx, const Tensor& x, Saved& saved) const {
 }
 
 void Norm::backward(Context& ctx, const Tensor& dx, const Tensor& dy, Saved& saved, bool accumulate) const {
-  const auto [dw, accumulate_dw] = weight->begin_contribution(ctx.stream);
   if (kind_ == NormKind::kRms) {
     const Tensor rstd = saved.pop("norm.rstd"), x = saved.pop("norm.x");
-    rmsnorm_backward(ctx.stream, dx, dw, dy, x, rstd, weight->weight, accumulate, accumulate_dw);
+    add_later(ctx, weight, rmsnorm_backward_input(ctx.stream, dx, dy, x, rstd, weight->weight, accumulate));
   } else {
-    const auto [db, accumulate_db] = bias->begin_contribution(ctx.stream);
     const Tensor mean = saved.pop("norm.mean"), rstd = saved.pop("norm.rstd"), x = saved.pop("norm.x");
-    layernorm_backward(ctx.stream, dx, dw, db, dy, x, mean, rstd, weight->weight, accumulate, accumulate_dw, accumulate_db);
-    bias->end_contribution(ctx.stream);
+    const auto [dw, db] = layernorm_backward_input(ctx.stream, dx, dy, x, mean, rstd, weight->weight, accumulate);
+    add_later(ctx, bias, db);
+    add_later(ctx, weight, dw);
   }
-  weight->end_contribution(ctx.stream);
 }
 
 }  // namespace ref5d

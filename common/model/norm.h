@@ -15,8 +15,8 @@ class Norm {
 
   // x [R, size] -> y [R, size].
   [[nodiscard]] Tensor forward(Context& ctx, const Tensor& x, Saved& saved) const;
-  // dx [R, size] = the gradient of x (or += if accumulate). The weight's gradient is computed at once: it reads the same
-  // arrays.
+  // dx [R, size] = the gradient of x (or += if accumulate). The weight's is summed over stretches of rows at once, since it
+  // reads the same arrays; to add the stretches up is left to ctx.weight_grads.
   void backward(Context& ctx, const Tensor& dx, const Tensor& dy, Saved& saved, bool accumulate) const;
 
   std::shared_ptr<Parameter> weight, bias;  // bias: LayerNorm only

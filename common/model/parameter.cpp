@@ -9,7 +9,7 @@
 namespace ref5d {
 
 void Parameter::begin_step(Stream& stream, std::int64_t micro_batches, bool zero) {
-  pending_ = uses * micro_batches;
+  pending_ = uses * micro_batches + (summed_with_other_rank ? 1 : 0);
   const Tensor& sum = final_gradient();
   if (zero) fill_zero(stream, sum.raw(), sum.bytes());
 }
@@ -23,6 +23,10 @@ Parameter::Target Parameter::begin_contribution(Stream& stream, bool zeroed) {
 
 void Parameter::end_contribution(Stream& stream) {
   if (mode == GradientMode::kSeparate) scaled_add(stream, gradient_sum, gradient, 1.0);
+  count_contribution(stream);
+}
+
+void Parameter::count_contribution(Stream& stream) {
   if (--pending_ < 0) throw std::logic_error(name + " got more gradient contributions than its step expects");
   if (pending_ > 0) return;
   Stream* final_on = &stream;

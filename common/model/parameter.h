@@ -62,13 +62,22 @@ class Parameter {
   // Contributions that the step still expects: 0 once the gradient is final.
   [[nodiscard]] std::int64_t pending() const { return pending_; }
 
-  int uses = 1;  // contributions per micro-batch: 2 for a tied embedding
+  int uses = 1;  // contributions per micro-batch: 2 for a tied embedding, 0 for what lives on other pipeline stages
+  // A tied weight of two pipeline stages: they add to its gradient at different times, so it stays whole over the step, also
+  // where gradients are sharded.
+  bool across_stages = false;
+  // If they are on two ranks: the step expects one more contribution, the other rank's sum. It is added to final_gradient()
+  // once the own passes are over, and then this is called, on whose stream it is final.
+  bool summed_with_other_rank = false;
+  void added_other_rank(Stream& stream) { count_contribution(stream); }
   // Called in turn when the last contribution of the step has been enqueued. Each is told on which stream the gradient is
   // final, whatever other streams have still to do, and returns the one on which what it adds is final: tensor parallelism sums
   // what several ranks share, and data parallelism reduces the sum.
   std::vector<std::function<Stream*(Parameter&, Stream&)>> on_final;
 
  private:
+  void count_contribution(Stream& stream);
+
   std::int64_t pending_ = 0;
 };
 

@@ -16,6 +16,10 @@ struct AccumulationFaults {
   bool keep_gradients = false;        // gradients are not zeroed between steps
 };
 
+// The samples of micro-batch m, and how many there are: the last may have fewer samples.
+[[nodiscard]] std::span<const Row> rows_of_micro_batch(const GlobalBatch& batch, std::int64_t micro_batch, std::int64_t m);
+[[nodiscard]] std::int64_t count_micro_batches(const GlobalBatch& batch, std::int64_t micro_batch);
+
 // Calls pass(m, micro-batch) for each of the batch's micro-batches of `micro_batch` contiguous samples (the last may be
 // smaller), in order; the next one is copied to the device meanwhile. ctx.batch is set during the call. Scales are the law of
 // gradients': loss_scale 1 / valid labels of the global batch, aux_loss_scale 1 / micro-batches of all replicas.

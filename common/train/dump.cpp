@@ -19,6 +19,16 @@ void DumpProbe::see(const std::string& name, const Tensor& tensor, Stream& strea
   it->second.data.insert(it->second.data.end(), host.data.begin(), host.data.end());
 }
 
+std::vector<std::string> DumpProbe::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, part] : parts_) all.push_back(name);
+  return all;
+}
+
+void DumpProbe::add_names(const std::vector<std::string>& names) {
+  for (const std::string& name : names) parts_.try_emplace(name, HostTensor{Dtype::kFp32, {0, 1}, {}});
+}
+
 NamedTensors DumpProbe::collected(std::int64_t batch, std::int64_t seq, const GatherNamed& gather) const {
   NamedTensors all;
   for (const auto& [name, part] : parts_) {
@@ -62,6 +72,7 @@ void DumpingRun::after_first_step(const StepResult& first) {
       return options.gather_activation(mine, part);
     };
   }
+  if (options.all_names) probe_.add_names(options.all_names(probe_.names()));
   tensors_.merge(probe_.collected(batch_, seq_, gather));
   tensors_.merge(trainer_.global_gradients("grad/"));
   tensors_["loss"] = HostTensor::from_doubles({first.loss}, {1}, Dtype::kFp64);

@@ -21,6 +21,9 @@ class DumpProbe : public Probe {
   // gather(name, this rank's part) gives the whole, or an empty tensor, which is left out; none where all is here.
   using GatherNamed = std::function<HostTensor(const std::string& name, const HostTensor& mine)>;
   [[nodiscard]] NamedTensors collected(std::int64_t batch, std::int64_t seq, const GatherNamed& gather) const;
+  // Of what other ranks alone have seen this one has nothing, which is gathered like the rest.
+  void add_names(const std::vector<std::string>& names);
+  [[nodiscard]] std::vector<std::string> names() const;
 
  private:
   bool sublayers_;

@@ -122,21 +122,30 @@ HostTensor gather_activation(const Group& group, const HostTensor& mine, const A
   const auto or_all = [](const std::vector<Segment>& segments, std::int64_t n) {
     return segments.empty() ? std::vector<Segment>{{0, n}} : segments;
   };
+  packer.add(static_cast<std::int64_t>(mine.dtype));
   packer.add(or_all(part.rows, mine.shape[0]));
   packer.add(or_all(part.columns, mine.numel() / std::max<std::int64_t>(mine.shape[0], 1)));
   const std::vector<Bytes> all = gather_on_host(group, packer.with(mine.data));
   if (group.rank != 0) return {mine.dtype, {0}, {}};
   std::vector<Part> parts;
   std::int64_t rows = 0, columns = 0;
+  Dtype dtype = mine.dtype;
   for (const Bytes& bytes : all) {
     Unpacker of_rank(bytes);
-    Part p{of_rank.segments(), of_rank.segments(), {}};
-    Bytes data = of_rank.rest();
-    const auto n = static_cast<std::int64_t>(data.size() / dtype_size(mine.dtype));
-    p.values = HostTensor{mine.dtype, {n}, std::move(data)}.to_doubles();
+    const auto its_dtype = static_cast<Dtype>(of_rank.number());
+    Part& p = parts.emplace_back();
+    p.rows = of_rank.segments();
+    p.columns = of_rank.segments();
+    const Bytes data = of_rank.rest();
+    if (data.empty()) {  // another pipeline stage's
+      parts.pop_back();
+      continue;
+    }
+    dtype = its_dtype;
+    const auto n = static_cast<std::int64_t>(data.size() / dtype_size(dtype));
+    p.values = HostTensor{dtype, {n}, data}.to_doubles();
     rows = std::max(rows, end_of(p.rows));
     columns = std::max(columns, end_of(p.columns));
-    parts.push_back(std::move(p));
   }
   std::vector<double> global(static_cast<std::size_t>(rows * columns), 0.0);
   for (const Part& p : parts) {
@@ -150,7 +159,7 @@ HostTensor gather_activation(const Group& group, const HostTensor& mine, const A
       }
     }
   }
-  return HostTensor::from_doubles(global, {rows, columns}, mine.dtype);
+  return HostTensor::from_doubles(global, {rows, columns}, dtype);
 }
 
 }  // namespace ref5d

@@ -55,7 +55,8 @@ std::string generate_text(Trainer& trainer, const std::string& prompt, std::int6
     loader.start({&row, 1}, 0);
     const MicroBatch batch = loader.take(0.0);
     ctx.batch = &batch;
-    const Tensor logits = trainer.gpt().logits(ctx);
+    const auto& elsewhere = trainer.options().logits;
+    const Tensor logits = elsewhere ? elsewhere(trainer.gpt(), ctx) : trainer.gpt().logits(ctx);
     const std::vector<double> last = logits.rows(logits.dim(0) - 1, logits.dim(0)).to_doubles(trainer.stream());
     const Uint4 u = philox(seed, {static_cast<std::uint32_t>(i), 0x67656e65u, 0, 0});
     tokens.push_back(draw(last, temperature, u.x * 0x1p-32));

@@ -42,6 +42,10 @@ struct TrainerOptions {
   std::function<void(Gpt&, Context& ctx)> after_update;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;
+  // Stands in for Gpt::logits, where the model's layers are on several ranks. For generating text.
+  std::function<Tensor(Gpt&, Context& ctx)> logits;
+  // For dumps, where ranks see different activations: the names that any of them has seen, from this rank's.
+  std::function<std::vector<std::string>(const std::vector<std::string>& mine)> all_names;
   // For dumps: narrows `part`, which part of the activation called so this rank holds; and the whole from the ranks' parts, or
   // an empty tensor on ranks that do not write.
   std::function<void(const std::string& name, ActivationPart& part)> activation_part;

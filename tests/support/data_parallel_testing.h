@@ -207,6 +207,7 @@ class HandFed {
  private:
   void backward(std::int64_t unit, double value) {
     for (UnitHooks* h : gpt_.hooks) h->before_backward(unit);
+    for (UnitHooks* h : gpt_.hooks) h->before_weight_gradients(unit);
     auto parameters = gpt_.parameters_of(unit);
     for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
       const Parameter::Target target = (*p)->begin_contribution(stream_, true);

@@ -1,0 +1,88 @@
+// Executes a schedule: one loop over a rank's cells, whatever the schedule.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "02_ddp_zero/data_parallel.h"
+#include "05_pipeline/links.h"
+#include "05_pipeline/plan.h"
+#include "common/comm/mesh.h"
+#include "common/train/gather_parts.h"
+
+namespace ref5d::pipeline {
+
+// Mistakes to show (--sabotage).
+struct Faults {
+  bool weights_after_reduction = false;  // the last W of each stage runs when gradients have been reduced (P41)
+  bool tied_unsummed = false;            // each end of a tied weight keeps its own gradient
+  bool tied_counts_twice = false;        // both copies of a tied weight count in the gradient norm (P18)
+  bool own_norm = false;                 // each stage clips by the norm of its own gradients
+  bool mean_per_micro_batch = false;     // each micro-batch's loss is divided by its own labels (P05)
+  bool copies_unsummed = false;          // DualPipe: ranks with the same stages do not add their gradients (P46)
+};
+
+struct PipelineOptions {
+  std::string stage_layers;  // as in layers_of_stages
+  LinkOptions links;
+  Faults faults;
+};
+
+// What a rank's ledger held after a cell of the first run.
+struct CellMemory {
+  std::int64_t activations = 0, weight_work = 0;  // bytes
+};
+// A cell as it ran on the device, for traces.
+struct CellSpan {
+  std::string name;
+  double begin_us = 0, end_us = 0;  // of the profiler's clock
+};
+
+class Pipeline : public data_parallel::Passes {
+ public:
+  // Over the mesh's pp axis, whose ranks are the schedule's.
+  Pipeline(std::shared_ptr<const Plan> plan, Mesh& mesh, const PipelineOptions& options);
+
+  [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // A stage that is on two ranks has half of the micro-batches on each.
+  [[nodiscard]] std::int64_t contributions(std::int64_t micro_batches) const override;
+  // Runs the schedule as often as the share has micro-batches for it, then sums what two stages share.
+  void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
+           data_parallel::Strategy& strategy) override;
+
+  // Of every cell of the first run, beside what was there before it.
+  [[nodiscard]] const std::vector<CellMemory>& memory() const { return memory_; }
+  // Of the last step, while the device's timeline is on: processor time of the compute stream by cell, of all runs together.
+  [[nodiscard]] std::vector<double> cell_us() const;
+  // The rows of an activation called so that this rank has seen, in the order in which it saw them, of `rows`, those that it
+  // would have of all micro-batches.
+  [[nodiscard]] std::vector<Segment> rows_seen(const std::string& name, const std::vector<Segment>& rows) const;
+  // A fault's end: adds what came after the reduction.
+  void add_late(Stream& stream);
+
+ private:
+  void sum_tied(Gpt& gpt, Context& ctx);
+  void hand_over_spans(Stream& stream);
+  class Run;
+  class Seen;
+
+  std::shared_ptr<const Plan> plan_;
+  Mesh& mesh_;
+  PipelineOptions options_;
+  int rank_;
+  Links links_;
+  std::vector<CellMemory> memory_;
+  std::vector<std::pair<std::size_t, std::size_t>> entries_;  // of the timeline, by cell
+  std::map<std::string, std::vector<std::int64_t>> seen_;     // micro-batches, by name
+  std::int64_t micro_batches_ = 0;                            // of the share
+  bool measures_memory_ = false;
+  CellMemory before_;  // the first run
+  std::shared_ptr<std::vector<CellSpan>> spans_ = std::make_shared<std::vector<CellSpan>>();
+  std::vector<std::pair<Parameter*, Tensor>> late_;  // a fault's: what came after the reduction
+};
+
+}  // namespace ref5d::pipeline

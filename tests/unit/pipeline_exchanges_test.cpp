@@ -1,0 +1,236 @@
+// Messages and their order: nobody waits in vain, and the checker that says so finds what was planted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "05_pipeline/exchanges.h"
+#include "05_pipeline/simulate.h"
+#include "tests/support/pipeline_schedules_testing.h"
+
+namespace ref5d::testing {
+namespace pipeline_exchanges_test {
+
+using namespace pipeline;
+
+std::string fault_of(const Schedule& s, const Exchanges& e, bool blocking = false) {
+  return input_error_of([&] { expect_no_deadlock(s, e, blocking); });
+}
+
+TEST(ScheduleExchanges, P36_P37_P38_NoScheduleOfAnySizeStandsStill) {
+  for (const Schedule& s : all_schedules(6)) {
+    const Exchanges exchanges = make_exchanges(s);
+    EXPECT_EQ(fault_of(s, exchanges), "") << size_text(s);
+    EXPECT_EQ(fault_of(s, exchanges, true), "") << size_text(s);
+  }
+  for (int v = 1; v <= 4; ++v) {
+    for (int m = 1; m <= 7; ++m) {
+      for (int group = 1; group <= m; ++group) {
+        const Schedule s = schedule_of("interleaved", 3, m, v, group);
+        EXPECT_EQ(fault_of(s, make_exchanges(s)), "") << size_text(s) << ", groups of " << group;
+      }
+    }
+  }
+}
+
+// Previous and next rank are the same one, and forward and backward messages pass between the same two.
+TEST(ScheduleExchanges, P37_InterleavedOnTwoRanks) {
+  for (const int m : {1, 2, 3, 5, 8}) {
+    for (const int v : {2, 3, 4}) {
+      const Schedule s = schedule_of("interleaved", 2, m, v);
+      EXPECT_EQ(fault_of(s, make_exchanges(s)), "") << m << " " << v;
+      EXPECT_EQ(fault_of(s, make_exchanges(s), true), "") << m << " " << v;
+    }
+  }
+}
+
+// Of every two neighbour stages on different ranks, each micro-batch's activation and gradient once on both sides.
+TEST(ScheduleExchanges, EachMessageOnceOnBothSides) {
+  for (const Schedule& s : all_schedules(4)) {
+    SCOPED_TRACE(size_text(s));
+    const Assignment assignment(s);
+    std::map<std::tuple<int, bool, int>, std::pair<int, int>> times;  // stage, of a forward, micro-batch: sent, received
+    const Exchanges exchanges = make_exchanges(s);
+    for (int r = 0; r < s.rank_count(); ++r) {
+      for (const Exchange& e : exchanges[static_cast<std::size_t>(r)]) {
+        EXPECT_FALSE(e.sends.empty() && e.receives.empty());
+        const auto key = [](const Message& m) {
+          return std::tuple(m.made_by.stage, m.made_by.pass == Pass::kForward, m.made_by.micro_batch);
+        };
+        for (const Message& m : e.sends) {
+          ASSERT_EQ(m.from, r);
+          ++times[key(m)].first;
+        }
+        for (const Message& m : e.receives) {
+          ASSERT_EQ(m.to, r);
+          ++times[key(m)].second;
+        }
+        for (const Message& m : e.sends) {
+          ASSERT_NE(m.from, m.to);
+          ASSERT_EQ(assignment.rank_of(m.made_by.stage, m.made_by.micro_batch), m.from);
+          const int next = m.made_by.stage + (m.made_by.pass == Pass::kForward ? 1 : -1);
+          ASSERT_EQ(assignment.rank_of(next, m.made_by.micro_batch), m.to);
+          ASSERT_NE(m.made_by.pass, Pass::kWeight);
+        }
+      }
+    }
+    std::size_t expected = 0;
+    for (int stage = 0; stage + 1 < s.stages; ++stage) {
+      for (int m = 0; m < s.micro_batches; ++m) {
+        if (assignment.rank_of(stage, m) == assignment.rank_of(stage + 1, m)) continue;
+        expected += 2;
+        ASSERT_EQ(times[std::tuple(stage, true, m)], std::pair(1, 1));
+        ASSERT_EQ(times[std::tuple(stage + 1, false, m)], std::pair(1, 1));
+      }
+    }
+    ASSERT_EQ(times.size(), expected);
+  }
+}
+
+TEST(ScheduleExchanges, WhatIsSentAndReceivedAtOneTimeIsOneExchange) {
+  const Exchanges e = make_exchanges(schedule_of("1f1b", 2, 2));
+  // Rank 0: F0 F1 B0 B1. Rank 1: F0 B0 F1 B1, from time 1 on.
+  const Operation f0{0, Pass::kForward, 0}, f1{0, Pass::kForward, 1}, b0{1, Pass::kBackward, 0}, b1{1, Pass::kBackward, 1};
+  ASSERT_EQ(e[0].size(), 4u);
+  EXPECT_EQ(e[0][0].before_cell, 1u);
+  EXPECT_EQ(e[0][0].sends, (std::vector<Message>{{f0, 0, 1}}));
+  EXPECT_EQ(e[0][1].sends, (std::vector<Message>{{f1, 0, 1}}));
+  EXPECT_EQ(e[0][2].before_cell, 2u);
+  EXPECT_EQ(e[0][2].receives, (std::vector<Message>{{b0, 1, 0}}));
+  EXPECT_EQ(e[0][3].receives, (std::vector<Message>{{b1, 1, 0}}));
+  ASSERT_EQ(e[1].size(), 4u);
+  EXPECT_EQ(e[1][0].before_cell, 0u);
+  EXPECT_EQ(e[1][0].receives, (std::vector<Message>{{f0, 0, 1}}));
+  EXPECT_EQ(e[1][2].sends, (std::vector<Message>{{b0, 1, 0}}));
+  // In the steady part a rank sends and receives at once.
+  bool both = false;
+  for (const Exchange& x : make_exchanges(schedule_of("1f1b", 4, 8))[1])
+    both = both || (!x.sends.empty() && !x.receives.empty());
+  EXPECT_TRUE(both);
+}
+
+TEST(ScheduleExchanges, HalvedBackwardsSendAfterTheInputHalf) {
+  const Exchanges exchanges = make_exchanges(schedule_of("zb-h1", 2, 3));
+  for (const Exchange& e : exchanges[1]) {
+    for (const Message& m : e.sends) EXPECT_EQ(m.made_by.pass, Pass::kInput);
+  }
+}
+
+TEST(ScheduleExchanges, OneRankHasNone) {
+  for (const char* name : {"gpipe", "interleaved", "zb-v", "dualpipev"}) {
+    const Schedule s = schedule_of(name, 1, 4);
+    EXPECT_TRUE(make_exchanges(s)[0].empty());
+    EXPECT_TRUE(naive_exchanges(s)[0].empty());
+    EXPECT_EQ(fault_of(s, make_exchanges(s), true), "");
+  }
+}
+
+// Two neighbours that both send before they receive.
+TEST(ScheduleExchanges, P38_NaiveBlockingCallsStandStill) {
+  const Schedule s = schedule_of("1f1b", 2, 4);
+  EXPECT_EQ(
+      fault_of(s, naive_exchanges(s), true),
+      "schedule 1f1b stands still: rank 0 sends 0F1 to rank 1, which has not got to receive it; rank 1 sends 1B0 to rank 0, "
+      "which has not got to receive it");
+  for (const int p : {2, 3, 4, 8}) {
+    for (const char* name : {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"}) {
+      const Schedule longer = schedule_of(name, p, 2 * p);
+      EXPECT_NE(fault_of(longer, naive_exchanges(longer), true), "") << size_text(longer);
+    }
+    // GPipe's ranks never have messages both ways at a time.
+    const Schedule gpipe = schedule_of("gpipe", p, 2 * p);
+    EXPECT_EQ(fault_of(gpipe, naive_exchanges(gpipe), true), "");
+  }
+}
+
+// A stream of its own for messages does not help where they go one by one.
+TEST(ScheduleExchanges, P38_NaiveOrderOnOneMessageStreamStandsStill) {
+  const Schedule s = schedule_of("1f1b", 4, 8);
+  EXPECT_NE(fault_of(s, naive_exchanges(s)), "");
+}
+
+// Swapping what two of a rank's exchanges receive: the sender has them in the other order.
+TEST(ScheduleExchanges, APlantedReorderingIsFound) {
+  for (const char* name : {"1f1b", "interleaved", "zb-v", "dualpipe"}) {
+    const Schedule s = schedule_of(name, 4, 8);
+    const Exchanges good = make_exchanges(s);
+    int planted = 0;
+    for (std::size_t r = 0; r < good.size(); ++r) {
+      for (std::size_t a = 0; a + 1 < good[r].size(); ++a) {
+        if (good[r][a].receives.empty() || good[r][a + 1].receives.empty()) continue;
+        Exchanges swapped = good;
+        std::swap(swapped[r][a].receives, swapped[r][a + 1].receives);
+        EXPECT_NE(fault_of(s, swapped), "") << name << " " << r << " " << a;
+        ++planted;
+      }
+    }
+    EXPECT_GT(planted, 10);
+  }
+}
+
+// Also inside one batch, where nobody would stand still, but the tensors would be each other's.
+TEST(ScheduleExchanges, P37_SwappedMessagesOfOneBatchAreFound) {
+  const Schedule s = schedule_of("interleaved", 2, 4);
+  Exchanges e = make_exchanges(s);
+  int swapped = 0;
+  for (std::vector<Exchange>& row : e) {
+    for (Exchange& x : row) {
+      if (x.receives.size() < 2) continue;
+      std::swap(x.receives[0], x.receives[1]);
+      ++swapped;
+    }
+  }
+  ASSERT_GT(swapped, 0);
+  EXPECT_NE(fault_of(s, e).find("where it is received"), std::string::npos) << fault_of(s, e);
+}
+
+TEST(ScheduleExchanges, MissingDoubledAndForeignMessagesAreFound) {
+  const Schedule s = schedule_of("1f1b", 2, 2);
+  const Exchanges good = make_exchanges(s);
+  Exchanges e = good;
+  e[1][0].receives.clear();
+  EXPECT_EQ(fault_of(s, e),
+            "the message of 0F0 from rank 0 to rank 1 is sent 1 times and received 0 times; it must be once each");
+  e = good;
+  e[0][0].sends.push_back(e[0][0].sends[0]);
+  EXPECT_EQ(fault_of(s, e),
+            "the message of 0F0 from rank 0 to rank 1 is sent 2 times and received 1 times; it must be once each");
+  e = good;
+  e[0][0].sends.push_back({{0, Pass::kBackward, 0}, 0, 1});
+  EXPECT_EQ(fault_of(s, e), "rank 0 sends the message of 0B0 from rank 0 to rank 1, which the schedule does not have");
+  e = good;
+  e[0][0].receives.push_back(e[0][0].sends[0]);
+  EXPECT_EQ(fault_of(s, e), "rank 0 receives the message of 0F0 from rank 0 to rank 1, which the schedule does not have");
+  e = good;
+  e.pop_back();
+  EXPECT_EQ(fault_of(s, e), "schedule 1f1b has 2 ranks, but there are exchanges of 1");
+}
+
+TEST(ScheduleExchanges, MessagesTooEarlyOrTooLateAreFound) {
+  const Schedule s = schedule_of("1f1b", 2, 2);
+  const Exchanges good = make_exchanges(s);
+  Exchanges e = good;
+  e[0][0].before_cell = 0;
+  EXPECT_EQ(fault_of(s, e), "rank 0 sends the message of 0F0 from rank 0 to rank 1 before it is made");
+  e = good;
+  e[1][0].before_cell = 1;
+  EXPECT_EQ(fault_of(s, e), "rank 1 receives the message of 0F0 from rank 0 to rank 1 after it is needed");
+  e = good;
+  e[0][3].before_cell = 1;
+  EXPECT_EQ(fault_of(s, e), "rank 0's exchange 3 is started before its exchange 2; exchanges go in order");
+}
+
+TEST(ScheduleExchanges, AScheduleThatWaitsForItselfIsRefused) {
+  Schedule s = schedule_of("1f1b", 2, 2);
+  std::swap(s.ranks[1][0], s.ranks[1][2]);
+  std::swap(s.ranks[1][1], s.ranks[1][3]);
+  std::swap(s.ranks[0][1], s.ranks[0][2]);
+  EXPECT_NE(input_error_of([&] { (void)make_exchanges(s); }).find("waits for itself"), std::string::npos);
+  EXPECT_NE(fault_of(s, naive_exchanges(s)).find("stands still"), std::string::npos);
+}
+
+}  // namespace pipeline_exchanges_test
+}  // namespace ref5d::testing
