@@ -44,15 +44,15 @@ std::int64_t most_whole_weights(const Layout& l, bool prefetch) {
 
 // Elements of whole gradients that are on a rank at the same time, at most: a unit's that is being filled and the one's before
 // it that is on its way. One that the first and the last unit use (a tied weight's) is there all along.
-std::int64_t most_whole_gradients(const Layout& l) {
+std::int64_t most_whole_gradients(const Layout& l, std::size_t begin, std::size_t end) {
   std::int64_t most = 0, before = 0, standing = 0;
-  std::set<std::size_t> opened;
-  for (std::size_t u = l.of_unit.size(); u-- > 0;) {
+  std::set<std::size_t> opened(l.across_stages.begin(), l.across_stages.end());
+  for (std::size_t u = end; u-- > begin;) {
     for (std::size_t g : l.of_unit[u]) {
       if (!opened.insert(g).second) continue;
       const std::int64_t n = l.groups[g].padded_numel();
-      const auto& first = l.of_unit.front();
-      if (u > 0 && std::find(first.begin(), first.end(), g) != first.end()) {
+      const auto& first = l.of_unit[begin];
+      if (u > begin && std::find(first.begin(), first.end(), g) != first.end()) {
         standing += n;
         most = std::max(most, standing + before);
         continue;
@@ -62,6 +62,27 @@ std::int64_t most_whole_gradients(const Layout& l) {
     }
   }
   return most;
+}
+
+std::int64_t most_whole_gradients(const Layout& l) {
+  std::int64_t most = 0;
+  for (const Units& units : l.passes) {
+    const std::size_t end = units.end < 0 ? l.of_unit.size() : static_cast<std::size_t>(units.end);
+    most = std::max(most, most_whole_gradients(l, static_cast<std::size_t>(units.begin), end));
+  }
+  return most;
+}
+
+// Elements of gradients that stay whole over a step, with padding and without.
+std::int64_t padded_across_stages(const Layout& l) {
+  std::int64_t n = 0;
+  for (std::size_t g : l.across_stages) n += l.groups[g].padded_numel();
+  return n;
+}
+std::int64_t across_stages(const Layout& l) {
+  std::int64_t n = 0;
+  for (std::size_t g : l.across_stages) n += l.groups[g].numel;
+  return n;
 }
 
 }  // namespace
@@ -93,6 +114,8 @@ Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, int
     l.groups = make_buckets(gpt, s.bucket_bytes, static_cast<std::size_t>(l.sum_bytes), shards_optimizer(s) ? shard : 1);
   }
   l.of_unit = groups_of_units(gpt, l.groups);
+  for (std::size_t g = 0; g < l.groups.size() && shards_gradients(s); ++g)
+    if (l.groups[g].members.front().parameter->across_stages) l.across_stages.push_back(g);
   std::vector<FlatGroup> sizes;
   for (const FlatGroup& g : l.groups) sizes.push_back({.members = {}, .numel = g.numel, .ranks = g.ranks});
   l.groups = FlatGroups(std::move(sizes));
@@ -106,7 +129,8 @@ StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) {
   const std::int64_t padded = l.groups.padded_numel(), others = l.shard - 1;
   StepTraffic t;
   if (shards_gradients(s)) {
-    t.gradients = l.replicas * l.micro_batches * padded * l.reduce_bytes * others;
+    const std::int64_t once = padded_across_stages(l);
+    t.gradients = l.replicas * (l.micro_batches * (padded - once) + once) * l.reduce_bytes * others;
     t.between_replicas = 2 * padded * l.reduce_bytes * (l.replicas - 1);  // once, whatever the micro-batches
   } else {
     const std::int64_t halves = shards_optimizer(s) && !s.all_reduce_gradients ? 1 : 2;
@@ -154,7 +178,8 @@ RankMemory expected_memory(const Layout& l, const StrategyOptions& s, int rank) 
   std::int64_t& sum = wide_sum ? m.accumulation : m.gradients;
   std::int64_t& sum_peak = wide_sum ? m.accumulation_peak : m.gradients_peak;
   if (shards_gradients(s)) {
-    sum = shards * l.sum_bytes;
+    sum = (shards + padded_across_stages(l)) * l.sum_bytes;
+    if (l.separate_sum) m.gradients = across_stages(l) * l.weight_bytes;
     m.gradients_peak = m.gradients;
     m.accumulation_peak = m.accumulation;
     (l.fused_sum ? m.accumulation_peak : m.gradients_peak) +=
@@ -232,15 +257,24 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
 }  // namespace
 
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
+  const std::size_t parts = layouts.size();
+  std::vector<RankPart> ranks;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(layouts.front().ranks) * parts; ++rank)
+    ranks.push_back({rank % parts, static_cast<int>(rank / parts)});
+  claim_costs(report, layouts, ranks, s);
+}
+
+void claim_costs(Report& report, const std::vector<Layout>& layouts, const std::vector<RankPart>& parts,
+                 const StrategyOptions& s) {
   // What NCCL sends is not counted, but taken from the same formulas.
-  const int parts = static_cast<int>(layouts.size());
-  const bool alone = parts > 1 && layouts.front().ranks == 1;
+  const bool alone = layouts.size() > 1 && layouts.front().ranks == 1;
   if (!report.loss.empty() && transport_counts_wire() && !alone) claim_traffic(report, layouts, s);
-  const int ranks = layouts.front().ranks * parts;
+  const auto ranks = static_cast<int>(parts.size());
   std::int64_t others = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const Layout& l = layouts[static_cast<std::size_t>(rank % parts)];
-    for (const NamedBytes& row : compare(expected_memory(l, s, rank / parts % l.shard), measured_memory(report, rank))) {
+    const RankPart& part = parts[static_cast<std::size_t>(rank)];
+    const Layout& l = layouts[part.layout];
+    for (const NamedBytes& row : compare(expected_memory(l, s, part.place % l.shard), measured_memory(report, rank))) {
       if (rank > 0) {
         others += row.expected == row.measured ? 0 : 1;
       } else if (row.expected > 0 || row.measured > 0) {

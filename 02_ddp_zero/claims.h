@@ -13,8 +13,11 @@ namespace ref5d::data_parallel {
 struct Layout {
   FlatGroups groups;                              // sizes only; buckets or units, of naive one of all parameters
   std::vector<std::vector<std::size_t>> of_unit;  // the groups that each unit of the model uses
-  std::int64_t parameters = 0;                    // Psi
-  int ranks = 1, shard = 1, replicas = 1;         // all, those that share a copy, copies: ranks = shard x replicas
+  std::vector<std::size_t> across_stages;         // groups whose gradients stay whole over a step (Parameter::across_stages)
+  // The units that backward goes through at a time: the whole model; of a pipeline each stage that is here.
+  std::vector<Units> passes = {Units()};
+  std::int64_t parameters = 0;             // Psi
+  int ranks = 1, shard = 1, replicas = 1;  // all, those that share a copy, copies: ranks = shard x replicas
   std::int64_t micro_batches = 1;
   std::int64_t weight_bytes = 4, reduce_bytes = 4, sum_bytes = 4, wide_bytes = 4;  // of an element
   bool separate_sum = false, fused_sum = false;  // bf16 gradients with fp32 sums beside them, or fp32 sums alone
@@ -51,5 +54,12 @@ struct RankMemory {
 // Adds the claims to the report, which has every rank's memory and the traffic. layouts: those of the different parts that
 // faster axes of the mesh have cut the model into, in their ranks' order; a single one if there are none.
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& strategy);
+// Where other axes cut it, too: which of the layouts each rank of the mesh has, and its place among those that have the same.
+struct RankPart {
+  std::size_t layout = 0;
+  int place = 0;
+};
+void claim_costs(Report& report, const std::vector<Layout>& layouts, const std::vector<RankPart>& ranks,
+                 const StrategyOptions& strategy);
 
 }  // namespace ref5d::data_parallel

@@ -95,8 +95,8 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   if (!passes) passes = std::make_shared<OneByOne>(strategy.faults, replicas.size());
   Communicator *shard = &gradients, *replicate = nullptr;
   if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);
-  auto dp = std::make_shared<DataParallel>(
-      DataParallel{replicas, gradients, losses, *shard, replicate, options.storage, strategy, options.micro_batch, passes, nullptr});
+  auto dp = std::make_shared<DataParallel>(DataParallel{replicas, gradients, losses, *shard, replicate, options.storage,
+                                                        strategy, options.micro_batch, passes, nullptr});
   // After whatever else is applied to the model: a strategy shards what that leaves.
   options.cut = [dp, before = options.cut](Gpt& gpt) {
     if (before) before(gpt);

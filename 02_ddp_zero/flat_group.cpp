@@ -14,7 +14,8 @@ void FlatGroup::append(Parameter& p) {
 }
 
 std::size_t FlatGroup::used() const {
-  return static_cast<std::size_t>(std::count_if(members.begin(), members.end(), [](const Member& m) { return m.parameter->uses > 0; }));
+  return static_cast<std::size_t>(
+      std::count_if(members.begin(), members.end(), [](const Member& m) { return m.parameter->uses > 0; }));
 }
 
 std::int64_t FlatGroup::own_numel(int rank) const {

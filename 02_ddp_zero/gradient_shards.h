@@ -53,7 +53,7 @@ class GradientShards : public Gradients, public UnitHooks {
   struct Whole {
     Tensor gradient, gradient_sum;
   };
-  std::map<std::size_t, Whole> kept_whole_;              // by group, those across stages
+  std::map<std::size_t, Whole> kept_whole_;  // by group, those across stages
   std::deque<Reducing> reducing_;
   std::int64_t micro_batches_ = 0, micro_batch_ = 0;
   Stream comm_{"dp"};

@@ -14,6 +14,8 @@ namespace ref5d::tensor_parallel {
 class ReplicaCheck {
  public:
   ReplicaCheck(const GptConfig& model, Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size);
+  // Another parameter that several ranks hold: a tied weight of two pipeline stages.
+  void add(const std::string& parameter) { shared_.insert(parameter); }
   // All ranks of the mesh call it. False on every rank that finds a difference: those that hold a copy that differs along dp,
   // and the mesh's first rank for one along tp.
   [[nodiscard]] bool operator()(Trainer& trainer) const;

@@ -9,7 +9,7 @@ namespace {
 
 // Lane 0 is the side that is nearer to its first stage, lane 1 the other. half: the ranks from the one end to where the sides
 // meet; h: this rank's place among them, from 0. each: micro-batches of one side, at least 2 half.
-Row two_sided_row(const std::vector<Lane>& lanes, int half, int h, int each) {
+CellRow two_sided_row(const std::vector<Lane>& lanes, int half, int h, int each) {
   RowWriter row(lanes);
   const int further = half - h - 1;  // ranks between this one and the middle
   // Warm-up: the near side alone, until the far side's first micro-batch has come this far ...
@@ -63,9 +63,9 @@ Row two_sided_row(const std::vector<Lane>& lanes, int half, int h, int each) {
 
 // The first half of the micro-batches goes from rank 0 to the last, the second from the last to rank 0, each side through its
 // own copy of the stages: a rank has its own stage of the one and the mirrored rank's of the other.
-std::vector<Row> dualpipe_rows(int ranks, int micro_batches) {
+std::vector<CellRow> dualpipe_rows(int ranks, int micro_batches) {
   const int half = ranks / 2, each = micro_batches / 2;
-  std::vector<Row> rows;
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) {
     const Lane down{r, 0}, up{ranks - 1 - r, each};
     const bool near_start = r < half;
@@ -77,8 +77,8 @@ std::vector<Row> dualpipe_rows(int ranks, int micro_batches) {
 
 // The one half of DualPipe's ranks, with the other half's work: two stages in a V, each once, and every micro-batch goes down
 // the ranks and back up. (Called "cut-in-half" where it was first described, Qi et al. 2025.)
-std::vector<Row> dualpipev_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> dualpipev_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) {
     rows.push_back(two_sided_row({{r, 0}, {2 * ranks - 1 - r, 0}}, ranks, r, micro_batches));
   }

@@ -40,7 +40,7 @@ using Exchanges = std::vector<std::vector<Exchange>>;
 // Runs cells and exchanges as a rank's two streams would, where no send has a buffer: a message passes when both of its ranks
 // have started the exchange that it is in, and an exchange ends when all of its messages have passed. blocking: cells and
 // exchanges on one stream, as with blocking calls. InputError that says which ranks wait for what, if they stand still; or if
-// the two sides of a message disagree.
+// the two sides of a message disagree, be it on its place among those between its two ranks, by which alone they match.
 void expect_no_deadlock(const Schedule& schedule, const Exchanges& exchanges, bool blocking = false);
 
 }  // namespace ref5d::pipeline

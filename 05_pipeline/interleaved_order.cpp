@@ -45,7 +45,7 @@ int warm_up_of(int rank, int ranks, int chunks, std::vector<int> groups) {
   return first - std::min(2 * rank, groups[0] + groups[1]);
 }
 
-Row interleaved_row(int rank, int ranks, int chunks, const std::vector<int>& groups) {
+CellRow interleaved_row(int rank, int ranks, int chunks, const std::vector<int>& groups) {
   std::vector<Lane> lanes;
   for (int c = 0; c < chunks; ++c) lanes.push_back({c * ranks + rank, 0});
   RowWriter row(lanes);
@@ -65,9 +65,9 @@ Row interleaved_row(int rank, int ranks, int chunks, const std::vector<int>& gro
 
 }  // namespace
 
-std::vector<Row> interleaved_rows(int ranks, int micro_batches, int chunks, int group) {
+std::vector<CellRow> interleaved_rows(int ranks, int micro_batches, int chunks, int group) {
   const std::vector<int> groups = group_sizes(ranks, micro_batches, group);
-  std::vector<Row> rows;
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) rows.push_back(interleaved_row(r, ranks, chunks, groups));
   return rows;
 }

@@ -62,8 +62,8 @@ class Links {
   std::map<Operation, Made> made_;
   std::map<Operation, Received> received_;
   std::deque<Sending> sending_;
-  std::deque<Made> copied_;    // received buffers, and the cell that copied them
-  std::vector<Event> cells_;   // the end of each
+  std::deque<Made> copied_;   // received buffers, and the cell that copied them
+  std::vector<Event> cells_;  // the end of each
   Stream comm_{"pp"};
 };
 

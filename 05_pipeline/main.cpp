@@ -1,6 +1,10 @@
-// 05_pipeline: the layers cut over several ranks.
-#include "05_pipeline/run.h"
-#include "common/app/command_line.h"
+// 05_pipeline: a model's layers cut over several ranks, and the schedules by which micro-batches pass through them.
+#include <unistd.h>
+
+#include "05_pipeline/drawing.h"
+#include "05_pipeline/experiments.h"
+#include "05_pipeline/flags.h"
+#include "05_pipeline/schedule_csv.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
 
@@ -9,26 +13,34 @@ using namespace ref5d::pipeline;
 
 int main(int argc, char** argv) {
   return run_parallel_program("05_pipeline", argv, [&](World& world) {
-    CommandLine line("05_pipeline", "x", Options());
-    Lesson lesson;
-    std::int64_t M = 0, v = 2;
-    for (const char* a : {"dp", "pp", "cp", "tp"}) line.allow_axis(a);
-    line.add_choice("--schedule", lesson.schedule.name, "", schedule_names());
-    line.add_option("--micro-batches", M, "");
-    line.add_option("--chunks", v, "");
-    line.add_flag("--sp", lesson.stage.sp, "");
-    line.add_flag("--poison", lesson.pipeline.links.poison, "");
-    line.add_choice("--strategy", lesson.stage.strategy.kind, "", data_parallel::strategy_names());
-    line.add_choice("--cp-kind", lesson.stage.context.kind, "", context_parallel::kind_names());
+    CommandLine line("05_pipeline",
+                     "Trains the tiny GPT with its layers cut over several ranks, by any schedule from GPipe to DualPipe, and "
+                     "checks that they equal one. Without --pp, --dp, --cp and --tp all ranks are along pp.",
+                     Options());
+    Flags flags;
+    declare(line, flags);
     if (line.parse(argc, argv, world.is_root() ? stdout : nullptr) == ParseOutcome::kEnd) return 0;
     Options options = line.options();
-    if (options.axes.empty()) options.axes["pp"] = world.size();
+    settle_schedule(line, options, flags, world.size());
+    if (!flags.print_schedule.empty()) {
+      const Schedule schedule = make_schedule(flags.lesson.schedule);
+      const bool csv = flags.print_schedule == "csv";
+      if (world.is_root()) fmt::print("{}", csv ? to_csv(schedule) : draw(schedule, isatty(STDOUT_FILENO) != 0));
+      return 0;
+    }
+    settle(line, options, flags, world.size());
     configure_communication(world, options);
+    (void)on_root(world, [&] {
+      check_output_paths(options, virtual_traces(flags.experiment, flags.virtual_trace));
+      return std::string();
+    });
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
-    lesson.schedule.ranks = static_cast<int>(mesh.size("pp"));
-    lesson.schedule.micro_batches = static_cast<int>(M == 0 ? 2 * lesson.schedule.ranks : M);
-    lesson.schedule.chunks = static_cast<int>(v);
-    Report report = pipeline::run(options, lesson, world, mesh);
+
+    Report report = pipeline::run(options, flags.lesson, world, mesh);
+    set_value(report.config, "experiment", flags.experiment);
+    Experiment given{options, flags.lesson, {flags.link_latency_us, flags.link_mbit / 8}, flags.virtual_trace, world,
+                     mesh,    report};
+    run_experiments(flags.experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });
 }

@@ -26,10 +26,15 @@ std::optional<Message> Messages::made_by(const Operation& o) const {
   return std::nullopt;
 }
 
-std::optional<Message> Messages::needed_by(const Operation& o) const {
-  if (o.pass == Pass::kForward && o.stage > 0) return made_by(Operation{o.stage - 1, Pass::kForward, o.micro_batch});
+std::optional<Operation> Messages::source_of(const Operation& o) const {
+  if (o.pass == Pass::kForward && o.stage > 0) return Operation{o.stage - 1, Pass::kForward, o.micro_batch};
   if (!makes_gradient(o.pass) || o.stage + 1 == schedule_.stages) return std::nullopt;
-  return made_by(Operation{o.stage + 1, gradient_passes_[at(o.stage + 1, o.micro_batch)], o.micro_batch});
+  return Operation{o.stage + 1, gradient_passes_[at(o.stage + 1, o.micro_batch)], o.micro_batch};
+}
+
+std::optional<Message> Messages::needed_by(const Operation& o) const {
+  const auto source = source_of(o);
+  return source ? made_by(*source) : std::nullopt;
 }
 
 std::vector<Message> Messages::made_by(const Cell& cell) const {

@@ -15,6 +15,8 @@ class Messages {
 
   [[nodiscard]] std::optional<Message> made_by(const Operation& operation) const;
   [[nodiscard]] std::optional<Message> needed_by(const Operation& operation) const;
+  // What of a neighbour stage the operation needs, be it of another rank or the same.
+  [[nodiscard]] std::optional<Operation> source_of(const Operation& operation) const;
   // Of both operations of a cell.
   [[nodiscard]] std::vector<Message> made_by(const Cell& cell) const;
   [[nodiscard]] std::vector<Message> needed_by(const Cell& cell) const;

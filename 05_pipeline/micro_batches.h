@@ -1,5 +1,5 @@
-// The micro-batches that a rank's cells are about: each is brought to the device once, before its first cell, and goes after its
-// last.
+// The micro-batches that a rank's cells are about: each is brought to the device once, before its first cell, and goes after
+// its last.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class MicroBatches {
   Loader& loader_;
   const GlobalBatch& share_;
   std::int64_t micro_batch_, first_;
-  std::vector<int> order_;         // of first use
+  std::vector<int> order_;  // of first use
   std::size_t started_ = 0;
   std::map<int, int> operations_;  // that are to come
   std::map<int, MicroBatch> here_;

@@ -8,7 +8,7 @@ namespace ref5d::pipeline {
 namespace {
 
 // All forwards, then all backwards: a rank keeps every micro-batch. (GPipe, Huang et al. 2019, section 2.3.)
-Row gpipe_row(int rank, int micro_batches) {
+CellRow gpipe_row(int rank, int micro_batches) {
   RowWriter row({{rank, 0}});
   for (int i = 0; i < micro_batches; ++i) row.forward(0);
   for (int i = 0; i < micro_batches; ++i) row.backward(0);
@@ -17,7 +17,7 @@ Row gpipe_row(int rank, int micro_batches) {
 
 // Each backward as soon as it can be: the same bubble, but a rank keeps no more micro-batches than there are ranks from it to
 // the last. (PipeDream-Flush, Narayanan et al. 2021, section 2.2.)
-Row one_f_one_b_row(int ranks, int rank, int micro_batches) {
+CellRow one_f_one_b_row(int ranks, int rank, int micro_batches) {
   RowWriter row({{rank, 0}});
   // As many as the ranks behind can work on before the first gradient comes back; fewer where there are not so many.
   const int warm_up = std::min(micro_batches, ranks - 1 - rank);
@@ -32,14 +32,14 @@ Row one_f_one_b_row(int ranks, int rank, int micro_batches) {
 
 }  // namespace
 
-std::vector<Row> gpipe_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> gpipe_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) rows.push_back(gpipe_row(r, micro_batches));
   return rows;
 }
 
-std::vector<Row> one_f_one_b_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> one_f_one_b_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) rows.push_back(one_f_one_b_row(ranks, r, micro_batches));
   return rows;
 }

@@ -8,16 +8,16 @@
 namespace ref5d::pipeline {
 
 // one_chunk_orders.cpp
-[[nodiscard]] std::vector<Row> gpipe_rows(int ranks, int micro_batches);
-[[nodiscard]] std::vector<Row> one_f_one_b_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> gpipe_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> one_f_one_b_rows(int ranks, int micro_batches);
 // interleaved_order.cpp. group: 0 for even groups of at least `ranks`.
-[[nodiscard]] std::vector<Row> interleaved_rows(int ranks, int micro_batches, int chunks, int group);
+[[nodiscard]] std::vector<CellRow> interleaved_rows(int ranks, int micro_batches, int chunks, int group);
 // zero_bubble_orders.cpp
-[[nodiscard]] std::vector<Row> zb_h1_rows(int ranks, int micro_batches);
-[[nodiscard]] std::vector<Row> zb_h2_rows(int ranks, int micro_batches);
-[[nodiscard]] std::vector<Row> zb_v_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> zb_h1_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> zb_h2_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> zb_v_rows(int ranks, int micro_batches);
 // dualpipe_orders.cpp
-[[nodiscard]] std::vector<Row> dualpipe_rows(int ranks, int micro_batches);
-[[nodiscard]] std::vector<Row> dualpipev_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> dualpipe_rows(int ranks, int micro_batches);
+[[nodiscard]] std::vector<CellRow> dualpipev_rows(int ranks, int micro_batches);
 
 }  // namespace ref5d::pipeline

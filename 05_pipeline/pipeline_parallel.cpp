@@ -69,7 +69,7 @@ std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std:
   if (settings.shard || settings.accumulate)
     throw std::logic_error("pipeline::apply comes before data_parallel::apply, which reduces what the schedule has summed");
   if (plan->schedule.rank_count() != mesh["pp"].size()) throw std::logic_error("a schedule for another number of ranks");
-  if (plan->assignment.copies() && !options.faults.copies_unsummed) mesh.mirror_stages();
+  mesh.mirror_stages(plan->assignment.copies() && !options.faults.copies_unsummed);
   const auto pipeline = std::make_shared<Pipeline>(plan, mesh, options);
   settings.cut = [&mesh, plan, options, before = settings.cut](Gpt& gpt) {
     if (before) before(gpt);
@@ -83,7 +83,8 @@ std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std:
     mesh["pp"].all_reduce(stream, partials);
   };
   const std::int64_t rows = settings.global_batch / mesh["dp"].size() * settings.model.seq;
-  settings.activation_part = [pipeline, rows, before = settings.activation_part](const std::string& name, ActivationPart& part) {
+  settings.activation_part = [pipeline, rows, before = settings.activation_part](const std::string& name,
+                                                                                 ActivationPart& part) {
     if (before) before(name, part);
     if (part.rows.empty()) part.rows = {{0, rows}};
     part.rows = pipeline->rows_seen(name, part.rows);

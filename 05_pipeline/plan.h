@@ -13,7 +13,7 @@ namespace ref5d::pipeline {
 struct Plan {
   Schedule schedule;
   Assignment assignment;
-  Exchanges exchanges;              // checked: nobody waits in vain
+  Exchanges exchanges;               // checked: nobody waits in vain
   std::vector<std::int64_t> layers;  // of each stage
   std::vector<Units> units;          // of each stage
 
@@ -24,6 +24,7 @@ struct Plan {
 };
 
 // For a model of so many layers. stage_layers: as in layers_of_stages. InputError where schedule or model do not allow it.
-[[nodiscard]] std::shared_ptr<const Plan> make_plan(Schedule schedule, std::int64_t layers, const std::string& stage_layers = "");
+[[nodiscard]] std::shared_ptr<const Plan> make_plan(Schedule schedule, std::int64_t layers,
+                                                    const std::string& stage_layers = "");
 
 }  // namespace ref5d::pipeline

@@ -9,7 +9,7 @@
 
 namespace ref5d::pipeline {
 
-using Row = std::vector<Cell>;
+using CellRow = std::vector<Cell>;
 
 // A stage that the rank has, and the first of the micro-batches that go through it there.
 struct Lane {
@@ -43,7 +43,7 @@ class RowWriter {
   }
   [[nodiscard]] int weights_due() const { return static_cast<int>(due_.size()); }
 
-  [[nodiscard]] Row take() { return std::move(row_); }
+  [[nodiscard]] CellRow take() { return std::move(row_); }
 
  private:
   struct Next {
@@ -60,7 +60,7 @@ class RowWriter {
 
   std::vector<Next> next_;
   std::deque<Operation> due_;
-  Row row_;
+  CellRow row_;
 };
 
 }  // namespace ref5d::pipeline

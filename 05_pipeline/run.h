@@ -19,6 +19,16 @@ namespace ref5d::pipeline {
 std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<const Plan>& plan,
                                 const Lesson& lesson, int shard_size);
 
+// One rank's part of a run over the mesh, which is told of what the schedule needs.
+struct LayoutPlan {
+  std::shared_ptr<const Plan> plan;
+  Options options;                     // with_all_micro_batches
+  TrainerOptions single, settings;     // of one device, and of this rank
+  std::shared_ptr<Pipeline> pipeline;  // in `settings`
+  int shard_size;                      // ranks over which state is sharded
+};
+[[nodiscard]] LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& world, Mesh& mesh);
+
 // Trains options.steps steps on all ranks of the mesh; with options.verify rank 0 trains the baseline first, on one device, and
 // compares. All ranks call it; the report is rank 0's.
 [[nodiscard]] Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mesh);

@@ -1,6 +1,7 @@
 #include "05_pipeline/runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 
@@ -48,7 +49,8 @@ class Pipeline::Run {
     };
     for (std::size_t i = 0; i < cells.size(); ++i) {
       exchange_before(i);
-      const Measured measured(p_, ctx_, cells[i]);
+      Measured measured(p_, ctx_, cells[i]);
+      measured_ = &measured;
       compute(cells[i], i);
       p_.links_.end_of_cell();
     }
@@ -72,12 +74,15 @@ class Pipeline::Run {
   // What is recorded around a cell, for whoever asks: memory, the timeline's entries, and the time on the device.
   class Measured {
    public:
-    Measured(Pipeline& p, Context& ctx, const Cell& cell) : p_(p), ctx_(ctx), profiled_(device().profiler().on()) {
-      begin_ = device().timeline().entries().size();
-      if (profiled_) mark(to_text(cell), true);
+    Measured(Pipeline& p, Context& ctx, const Cell& cell)
+        : p_(p), ctx_(ctx), name_(to_text(cell)), begin_(device().timeline().entries().size()) {}
+    // What the cell waits for has come.
+    void begins() {
+      if (!begun_ && device().profiler().on()) mark(true);
+      begun_ = true;
     }
     ~Measured() {
-      if (profiled_) mark({}, false);
+      if (device().profiler().on()) mark(false);
       if (device().timeline().on()) p_.entries_.emplace_back(begin_, device().timeline().entries().size());
       if (!p_.measures_memory_) return;
       const MemoryLedger& ledger = device().memory();
@@ -88,21 +93,23 @@ class Pipeline::Run {
     Measured& operator=(const Measured&) = delete;
 
    private:
-    void mark(const std::string& name, bool begins) {
-      const auto spans = p_.spans_;
-      host_task(ctx_.stream, "mark", [spans, name, begins, origin = device().profiler().origin()] {
-        const double now = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - origin).count();
-        if (begins) {
-          spans->push_back({name, now, now});
-        } else {
-          spans->back().end_us = now;
-        }
-      });
+    void mark(bool begins) {
+      host_task(ctx_.stream, begins ? "begin" : "end",
+                [spans = p_.spans_, name = name_, begins, origin = device().profiler().origin()] {
+                  const double now =
+                      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - origin).count();
+                  if (begins) {
+                    spans->push_back({name, now, now});
+                  } else {
+                    spans->back().end_us = now;
+                  }
+                });
     }
     Pipeline& p_;
     Context& ctx_;
-    bool profiled_;
+    std::string name_;
     std::size_t begin_;
+    bool begun_ = false;
   };
 
   [[nodiscard]] const Units& units(int stage) const { return p_.plan_->units[index(stage)]; }
@@ -141,6 +148,7 @@ class Pipeline::Run {
         break;
       }
       case Pass::kWeight:
+        measured_->begins();
         begin_weights(o);
         if (p_.options_.faults.weights_after_reduction && done_[o.stage] + 1 == contributions()) {
           run_late(o);
@@ -182,6 +190,7 @@ class Pipeline::Run {
       w->ctx.probe = &*w->seen;
     }
     const Tensor input = o.stage == 0 ? Tensor() : p_.links_.take({o.stage - 1, Pass::kForward, o.micro_batch}, number);
+    measured_->begins();
     return {gpt_, w->ctx, input, w->saved, units(o.stage)};
   }
   void end_forward(const Operation& o, const ForwardPass& pass, std::size_t number) {
@@ -191,8 +200,8 @@ class Pipeline::Run {
   BackwardPass begin_backward(const Operation& o, std::size_t number) {
     Work& w = work(o);
     w.weight_grads.defer(o.pass == Pass::kInput);
-    const Tensor doutput =
-        is_last(o.stage) ? Tensor() : p_.links_.take({o.stage + 1, Pass::kBackward, o.micro_batch}, number);
+    const Tensor doutput = is_last(o.stage) ? Tensor() : p_.links_.take({o.stage + 1, Pass::kBackward, o.micro_batch}, number);
+    measured_->begins();
     return {gpt_, w.ctx, doutput, w.saved, units(o.stage)};
   }
   void end_backward(const Operation& o, const BackwardPass& pass, std::size_t number) {
@@ -236,6 +245,7 @@ class Pipeline::Run {
   std::map<std::pair<int, int>, std::unique_ptr<Work>> works_;  // by stage and micro-batch
   std::map<int, std::int64_t> done_;                            // micro-batches whose weight gradients are done, by stage
   std::int64_t rows_ = 0;
+  Measured* measured_ = nullptr;  // of the cell that is being enqueued
 };
 
 Pipeline::Pipeline(std::shared_ptr<const Plan> plan, Mesh& mesh, const PipelineOptions& options)
@@ -294,14 +304,12 @@ void Pipeline::hand_over_spans(Stream& stream) {
   spans_->clear();
 }
 
-std::vector<double> Pipeline::cell_us() const {
-  Timeline& timeline = device().timeline();
-  const int compute = timeline.stream(device().compute().name());
+std::vector<double> Pipeline::cell_us(std::span<const TimelineEntry> timeline, int compute) const {
   const std::size_t cells = plan_->schedule.ranks[static_cast<std::size_t>(rank_)].size();
   std::vector<double> us(cells, 0.0);
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     for (std::size_t e = entries_[i].first; e < entries_[i].second; ++e) {
-      const TimelineEntry& entry = timeline.entries()[e];
+      const TimelineEntry& entry = timeline[e];
       if (entry.kind == TimelineEntry::Kind::kWork && entry.stream == compute) us[i % cells] += entry.us;
     }
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "05_pipeline/links.h"
 #include "05_pipeline/plan.h"
 #include "common/comm/mesh.h"
+#include "common/device/timeline.h"
 #include "common/train/gather_parts.h"
 
 namespace ref5d::pipeline {
@@ -23,6 +25,7 @@ struct Faults {
   bool tied_counts_twice = false;        // both copies of a tied weight count in the gradient norm (P18)
   bool own_norm = false;                 // each stage clips by the norm of its own gradients
   bool mean_per_micro_batch = false;     // each micro-batch's loss is divided by its own labels (P05)
+  bool receives_by_need = false;         // messages are received in the order of need, not of sending (P37)
   bool copies_unsummed = false;          // DualPipe: ranks with the same stages do not add their gradients (P46)
 };
 
@@ -56,8 +59,8 @@ class Pipeline : public data_parallel::Passes {
 
   // Of every cell of the first run, beside what was there before it.
   [[nodiscard]] const std::vector<CellMemory>& memory() const { return memory_; }
-  // Of the last step, while the device's timeline is on: processor time of the compute stream by cell, of all runs together.
-  [[nodiscard]] std::vector<double> cell_us() const;
+  // Of a step that was recorded as this timeline: processor time of each cell on the stream `compute`, the mean of its runs.
+  [[nodiscard]] std::vector<double> cell_us(std::span<const TimelineEntry> timeline, int compute) const;
   // The rows of an activation called so that this rank has seen, in the order in which it saw them, of `rows`, those that it
   // would have of all micro-batches.
   [[nodiscard]] std::vector<Segment> rows_seen(const std::string& name, const std::vector<Segment>& rows) const;

@@ -1,6 +1,7 @@
 #include "05_pipeline/schedule.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -14,8 +14,9 @@ namespace ref5d::pipeline {
 // which nobody does.
 enum class Pass : char { kForward = 'F', kBackward = 'B', kInput = 'I', kWeight = 'W' };
 
-// One micro-batch through one stage of the model. Stages are numbered as the model's layers are, over all ranks: a rank may have
-// several (its chunks), and a stage may be on two ranks, each of which computes other micro-batches (DualPipe's directions).
+// One micro-batch through one stage of the model. Stages are numbered as the model's layers are, over all ranks: a rank may
+// have several (its chunks), and a stage may be on two ranks, each of which computes other micro-batches (DualPipe's
+// directions).
 struct Operation {
   int stage = 0;
   Pass pass = Pass::kForward;
@@ -52,7 +53,7 @@ void for_each_operation(const Cell& cell, F&& each) {
 class Assignment {
  public:
   // InputError, saying what is wrong, unless every stage has for every micro-batch one F, and then one B or one I and then one
-  // W, all on one rank; every rank has a stage; and ranks that share a stage share all of theirs.
+  // W, all on one rank and there in this order; every rank has a stage; and ranks that share a stage share all of theirs.
   explicit Assignment(const Schedule& schedule);
 
   // Of the micro-batch's passes through this stage.

@@ -10,7 +10,7 @@ namespace ref5d::pipeline {
 
 [[nodiscard]] std::string to_csv(const Schedule& schedule);
 // Of a text, or the file of this name. InputError that names row and cell for what is no schedule. Stages and micro-batches are
-// as many as occur.
+// as many as occur, and the name is the source; whether it is whole is for Assignment to say.
 [[nodiscard]] Schedule parse_csv(const std::string& text, const std::string& source);
 [[nodiscard]] Schedule read_csv(const std::string& path);
 

@@ -1,6 +1,7 @@
 #include "05_pipeline/schedules.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdint>
 
@@ -15,7 +16,7 @@ namespace {
 struct NamedSchedule {
   const char* name;
   int (*stages)(const ScheduleOptions&);
-  std::vector<Row> (*rows)(const ScheduleOptions&);
+  std::vector<CellRow> (*rows)(const ScheduleOptions&);
 };
 
 int a_stage_each(const ScheduleOptions& o) { return o.ranks; }

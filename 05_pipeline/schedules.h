@@ -12,8 +12,10 @@ namespace ref5d::pipeline {
 struct ScheduleOptions {
   std::string name = "1f1b";  // gpipe | 1f1b | interleaved | zb-h1 | zb-h2 | zb-v | dualpipe | dualpipev | custom
   int ranks = 1, micro_batches = 1;
-  int chunks = 2;    // interleaved
-  int group = 0;     // interleaved: micro-batches that pass a chunk before the next chunk has them; 0: P, or a little more
+  int chunks = 2;  // interleaved
+  // Interleaved: micro-batches that pass a chunk before the next chunk has them. 0: groups that are as even as they can be, of
+  // P or a little more; one, where there are fewer than P. Smaller ones work, but make ranks wait.
+  int group = 0;
   std::string file;  // custom: a CSV
 };
 

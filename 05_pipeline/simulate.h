@@ -23,9 +23,9 @@ struct Simulation {
   std::vector<std::vector<Interval>> ranks;  // of each rank's cells
   double makespan = 0;                       // from the first beginning to the last end
 
-  [[nodiscard]] double busy(int rank) const;            // the sum of its cells' times
-  [[nodiscard]] double idle(int rank) const;            // the rest of the makespan
-  [[nodiscard]] double own_span(int rank) const;        // from its first beginning to its last end
+  [[nodiscard]] double busy(int rank) const;      // the sum of its cells' times
+  [[nodiscard]] double idle(int rank) const;      // the rest of the makespan
+  [[nodiscard]] double own_span(int rank) const;  // from its first beginning to its last end
   // The Zero Bubble paper's: the longest own span, and what of it is idle there where every rank has as much to do:
   // (cost - busy) / cost.
   [[nodiscard]] double cost() const;

@@ -25,8 +25,8 @@ std::vector<std::int64_t> given_layers(std::int64_t layers, int stages, const st
   return counts;
 }
 
-// As many for each as can be; of the rest one for each in the middle, then for the first, which has the embedding, and the last,
-// which has the head.
+// As many for each as can be; of the rest one for each in the middle, then for the first, which has the embedding, and the
+// last, which has the head.
 std::vector<std::int64_t> even_layers(std::int64_t layers, int stages) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(stages), layers / stages);
   std::int64_t rest = layers % stages;
@@ -42,8 +42,8 @@ std::vector<std::int64_t> layers_of_stages(std::int64_t layers, int stages, cons
   const std::vector<std::int64_t> counts = given.empty() ? even_layers(layers, stages) : given_layers(layers, stages, given);
   for (std::size_t s = 1; s + 1 < counts.size(); ++s)
     if (counts[s] == 0)
-      throw InputError(fmt::format("stage {} of {} has no layer; a model of {} layers can have at most {} stages", s, stages, layers,
-                                   layers + 2));
+      throw InputError(fmt::format("stage {} of {} has no layer; a model of {} layers can have at most {} stages", s, stages,
+                                   layers, layers + 2));
   return counts;
 }
 

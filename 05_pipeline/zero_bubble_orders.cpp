@@ -10,7 +10,7 @@ namespace {
 
 // 1F1B with the backward in halves, section 2.3: `warm_up` forwards, then forward and I in turn; W waits until more than
 // `delay` are due, so that the ranks that have their last I early keep some W for the end, when there is nothing else to do.
-Row halved_row(int rank, int micro_batches, int warm_up, int delay) {
+CellRow halved_row(int rank, int micro_batches, int warm_up, int delay) {
   RowWriter row({{rank, 0}});
   const int first = std::min(warm_up, micro_batches);
   for (int i = 0; i < first; ++i) row.forward(0);
@@ -26,7 +26,7 @@ Row halved_row(int rank, int micro_batches, int warm_up, int delay) {
 // Two stages on each rank, in a V: down the ranks and back up, so that the first rank has the loss and the last backward too.
 // (Section 6 of the paper's later version; at equal times nothing is idle, and no rank keeps more than 1F1B's first.) Lane 0 is
 // the way down, lane 1 the way up.
-Row zb_v_row(int ranks, int rank, int micro_batches) {
+CellRow zb_v_row(int ranks, int rank, int micro_batches) {
   RowWriter row({{rank, 0}, {2 * ranks - 1 - rank, 0}});
   const int behind = ranks - rank;  // ranks from this one to the turn, itself included
   // Warm-up: until the first micro-batch is back from the turn, only the way down ...
@@ -65,31 +65,31 @@ Row zb_v_row(int ranks, int rank, int micro_batches) {
   return row.take();
 }
 
-// Without the micro-batches from `end` on: what is left keeps its order, so nothing that worked before waits in vain now.
-void leave_out_from(int end, Row& row) {
+// Warm-up and cool-down are for 2P micro-batches at least. Where there are fewer, those from `end` on are left out again: what
+// is left keeps its order, so nothing that worked with them waits in vain without.
+void leave_out_from(int end, CellRow& row) {
   std::erase_if(row, [end](const Cell& cell) { return cell.operation.micro_batch >= end; });
 }
 
 }  // namespace
 
-std::vector<Row> zb_h1_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> zb_h1_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) rows.push_back(halved_row(r, micro_batches, ranks - 1 - r, r));
   return rows;
 }
 
 // Twice the warm-up, and twice the memory: the first backward no longer waits for the last rank.
-std::vector<Row> zb_h2_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> zb_h2_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) rows.push_back(halved_row(r, micro_batches, 2 * (ranks - 1 - r), 2 * r));
   return rows;
 }
 
-std::vector<Row> zb_v_rows(int ranks, int micro_batches) {
-  std::vector<Row> rows;
+std::vector<CellRow> zb_v_rows(int ranks, int micro_batches) {
+  std::vector<CellRow> rows;
   for (int r = 0; r < ranks; ++r) {
-    // The warm-up needs 2P - 1 of them.
-    rows.push_back(zb_v_row(ranks, r, std::max(micro_batches, 2 * ranks)));
+    rows.push_back(zb_v_row(ranks, r, micro_batches));
     leave_out_from(micro_batches, rows.back());
   }
   return rows;

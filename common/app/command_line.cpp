@@ -23,6 +23,7 @@ struct Flag {
   CLI::Option* option = nullptr;
   std::function<void(const std::string&)> set;  // called with the text, or with "" for a flag without a value
   std::string forbidden;                        // why this program does not take it; empty: it does
+  std::string alone = {};                       // the value that the flag without one stands for; empty: none
 };
 
 const char* axis_help(const std::string& axis) {
@@ -72,6 +73,12 @@ struct CommandLine::Impl {
 
   // CLI11 splits; what it cannot split is a flag at the end whose value is missing.
   void split(std::vector<std::string> arguments) {
+    for (const Flag& f : flags) {
+      if (f.alone.empty()) continue;
+      const auto given = std::find(arguments.begin(), arguments.end(), f.name);
+      if (given == arguments.end()) continue;
+      if (given + 1 == arguments.end() || (given + 1)->starts_with("-")) arguments.insert(given + 1, f.alone);
+    }
     const std::string last = arguments.empty() ? "" : arguments.back();
     std::reverse(arguments.begin(), arguments.end());  // the order in which CLI11 takes a vector
     try {
@@ -256,6 +263,13 @@ void CommandLine::add_choice(const std::string& name, std::string& target, const
   add_value(name, shown, help, target, [name, &target, choices = std::move(choices)](const std::string& text) {
     target = parse_choice(name, text, choices);
   });
+}
+
+void CommandLine::add_choice_or_flag(const std::string& name, std::string& target, const std::string& help,
+                                     std::vector<std::string> choices) {
+  const std::string first = choices.front();
+  add_choice(name, target, help, std::move(choices));
+  impl_->find(name).alone = first;
 }
 
 void CommandLine::add_choice(const std::string& name, std::optional<std::string>& target, const std::string& help,

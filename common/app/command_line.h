@@ -50,6 +50,9 @@ class CommandLine {
   void add_choice(const std::string& name, std::optional<std::string>& target, const std::string& help,
                   std::vector<std::string> choices);
   void add_choice(const std::string& name, Dtype& target, const std::string& help, const std::vector<Dtype>& choices);
+  // `--name` alone, which stands for the first of the choices, or `--name a|b|c`.
+  void add_choice_or_flag(const std::string& name, std::string& target, const std::string& help,
+                          std::vector<std::string> choices);
   // An argument without a flag, required, in the order of declaration.
   void add_positional(const std::string& name, std::string& target, const std::string& help);
 

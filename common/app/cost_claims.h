@@ -21,6 +21,8 @@ struct PhaseTraffic {
   std::string phase;
   std::int64_t calls, bytes;
 };
+// In place of a number of calls: which are not claimed.
+inline constexpr std::int64_t kAnyCalls = -1;
 // Whether a row of the traffic is of an axis, a part of it or some of its ranks: "cp", "cp/inner", "tp[0-1]".
 [[nodiscard]] bool is_of_axis(const TrafficRow& row, const std::string& axis);
 // Claims each phase, and that the axis sends nothing else. The report has the traffic of all its steps. operations: what rank

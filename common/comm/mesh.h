@@ -46,7 +46,7 @@ class Mesh {
   [[nodiscard]] Communicator& pair(const std::string& axis, int first, int second);
 
   // Says that ranks along pp which mirror each other hold the same weights, so that gradients are summed over them, too.
-  void mirror_stages() { mirrored_ = true; }
+  void mirror_stages(bool mirrored) { mirrored_ = mirrored; }
   [[nodiscard]] bool mirrored() const { return mirrored_; }
 
   [[nodiscard]] std::int64_t size(const std::string& axis) const;

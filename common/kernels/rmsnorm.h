@@ -14,8 +14,8 @@ void rmsnorm_forward(Stream& stream, const Tensor& y, const Tensor& rstd, const 
 void rmsnorm_backward(Stream& stream, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                       const Tensor& w, bool accumulate_dx, bool accumulate_dw);
 
-// The same without the sum over rows: returns its partial sums [P, H], from which add_row_sums (row_sums.h) makes dw, at once or
-// later.
+// The same without the sum over rows: returns its partial sums [P, H], from which add_row_sums (row_sums.h) makes dw, at once
+// or later.
 [[nodiscard]] Tensor rmsnorm_backward_input(Stream& stream, const Tensor& dx, const Tensor& dy, const Tensor& x,
                                             const Tensor& rstd, const Tensor& w, bool accumulate_dx);
 

@@ -47,12 +47,7 @@ bool ForwardPass::run_phase() {
 }
 
 BackwardPass::BackwardPass(Gpt& gpt, Context& ctx, Tensor doutput, Saved& saved, Units units)
-    : gpt_(gpt),
-      ctx_(ctx),
-      saved_(saved),
-      flow_{.x = std::move(doutput)},
-      unit_(end_of(gpt, units) - 1),
-      begin_(units.begin) {}
+    : gpt_(gpt), ctx_(ctx), saved_(saved), flow_{.x = std::move(doutput)}, unit_(end_of(gpt, units) - 1), begin_(units.begin) {}
 
 void BackwardPass::step() {
   if (phase_ == 0) begin_unit();

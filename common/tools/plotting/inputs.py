@@ -83,17 +83,19 @@ def _trace(argument):
     data = read_json(path)
     try:
         events = data["traceEvents"] if isinstance(data, dict) else data
-        streams = {e["tid"]: (int(e["pid"]), str(e["args"]["name"])) for e in events
+        streams = {(e["pid"], e["tid"]): (int(e["pid"]), str(e["args"]["name"])) for e in events
                    if e["ph"] == "M" and e["name"] == "thread_name"}
         spans = []
         for e in events:
             if e["ph"] == "X":
-                rank, stream = streams[e["tid"]]
+                rank, stream = streams[e["pid"], e["tid"]]
                 spans.append(Span(rank, stream, str(e["name"]), float(e["ts"]), float(e["ts"]) + float(e["dur"])))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{path} is not a trace that a program wrote with --trace ({describe(error)})") from None
     if not spans:
         raise BadInput(f"{path} has no spans in it")
+    if any(s.rank < 0 or not 0 <= s.end - s.start < math.inf for s in spans):
+        raise BadInput(f"{path} has spans of a rank below 0, or with no time of their own")
     stem = os.path.basename(path)
     for ending in (".json", ".trace"):
         stem = stem.removesuffix(ending)

@@ -39,6 +39,8 @@ COLORS = {
     "between replicas": "#8C1D4F",
     "other": "#BBBBBB",
 }
+# A pipeline's: backward is green, its halves are not. Lighter shades of them are told apart too.
+PASSES = {"F": "#0072B2", "B": "#117733", "I": "#AA4499", "W": "#D55E00"}
 OTHERS = ("#882255", "#999933", "#332288", "#661100", "#6699CC", "#AA4499")  # for what has no entry above
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E4E4E4"
 

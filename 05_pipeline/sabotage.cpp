@@ -1,0 +1,135 @@
+#include "05_pipeline/sabotage.h"
+
+#include <algorithm>
+
+#include "common/app/sabotage.h"
+#include "common/app/settings.h"
+
+namespace ref5d::pipeline {
+
+namespace {
+
+void few_steps(Options& o, Lesson&, const CommandLine& line) {
+  prefer(o, line, "--steps", o.steps, std::int64_t{3});
+  need(o, o.init_std.value_or(1) > 0, "weights that differ; leave --init-std out");
+}
+
+void with_schedule(Options& o, Lesson& lesson, const CommandLine& line, const char* name) {
+  prefer(o, line, "--schedule", lesson.schedule.name, std::string(name));
+  need(o, lesson.schedule.name == name, std::string("--schedule ") + name + "; leave --schedule out");
+}
+
+void with_tied(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  if (!model_config(o).tied) prefer(o, line, "--tied", o.tied, true);
+  need(o, model_config(o).tied, "a tied embedding; leave --no-tied out");
+  const std::string& name = lesson.schedule.name;
+  need(o, name != "zb-v" && name != "dualpipe" && name != "dualpipev",
+       "an embedding and a head on different ranks; leave --schedule out");
+}
+
+void with_halves(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  with_schedule(o, lesson, line, "zb-h1");
+  need(o, lesson.stage.strategy.kind == "ddp", "gradients that every rank has whole; leave --strategy out");
+}
+
+// Each rank's neighbours before and after are one rank, from which it gets activations of one chunk and gradients of another.
+void with_two_neighbours_in_one(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  with_schedule(o, lesson, line, "interleaved");
+  const auto plan = make_plan(make_schedule(lesson.schedule), model_config(o).layers, lesson.pipeline.stage_layers);
+  const auto planted = with_receives_by_need(*plan);
+  const auto same = [](const Exchange& a, const Exchange& b) { return a.receives == b.receives; };
+  bool differs = false;
+  for (std::size_t r = 0; r < plan->exchanges.size(); ++r)
+    differs = differs || !std::equal(plan->exchanges[r].begin(), plan->exchanges[r].end(), planted->exchanges[r].begin(), same);
+  need(o, differs, "messages that overtake each other: --pp 2, and some --micro-batches");
+}
+
+void with_uneven_labels(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  prefer(o, line, "--documents", o.documents, std::string("pad"));
+  need(o, o.documents == "pad" && o.data.empty(), "rows with different numbers of labels; leave --documents and --data out");
+}
+
+void with_clipping(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  need(o, o.clip > 0, "clipping; leave --clip out");
+}
+
+void with_copies(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  with_schedule(o, lesson, line, "dualpipe");
+}
+
+}  // namespace
+
+const std::vector<Sabotage>& sabotages() {
+  static const auto* const kAll = new std::vector<Sabotage>{
+      {"early-reuse", "a buffer is used again before the message in it has left (P39)", 1, few_steps,
+       [](Lesson& l) { l.pipeline.links.reuse_before_sent = true; }},
+      {"weights-after-reduction", "the last W of each stage runs when gradients have been reduced (P41)", 2, with_halves,
+       [](Lesson& l) { l.pipeline.faults.weights_after_reduction = true; }},
+      {"tied-unsummed", "the two ends of a tied embedding do not add their gradients (P44)", 1, with_tied,
+       [](Lesson& l) { l.pipeline.faults.tied_unsummed = true; }},
+      {"tied-counts-twice", "both copies of a tied embedding count in the gradient norm (P18)", 1, with_tied,
+       [](Lesson& l) { l.pipeline.faults.tied_counts_twice = true; }},
+      {"swapped-messages", "a rank receives in the order of its needs, its peer sends in the order of its work (P37)", 1,
+       with_two_neighbours_in_one, [](Lesson& l) { l.pipeline.faults.receives_by_need = true; }},
+      {"mean-per-micro-batch", "each micro-batch's loss is divided by its own labels, not by the batch's (P05)", 1,
+       with_uneven_labels, [](Lesson& l) { l.pipeline.faults.mean_per_micro_batch = true; }},
+      {"own-norm", "each stage clips by the norm of its own gradients (T2)", 1, with_clipping,
+       [](Lesson& l) { l.pipeline.faults.own_norm = true; }},
+      {"copies-unsummed", "the two ranks that have the same stages do not add their gradients (P46)", 1, with_copies,
+       [](Lesson& l) { l.pipeline.faults.copies_unsummed = true; }},
+  };
+  return *kAll;
+}
+
+const Sabotage& find_sabotage(const std::string& name) { return find_by_name(sabotages(), name); }
+
+namespace {
+
+// Of every operation, the number of its cell in its rank's row.
+std::map<Operation, std::size_t> cell_numbers(const Schedule& schedule) {
+  std::map<Operation, std::size_t> numbers;
+  for (const std::vector<Cell>& row : schedule.ranks) {
+    std::size_t number = 0;
+    for (const Cell& cell : row) {
+      for_each_operation(cell, [&](const Operation& o) { numbers[o] = number; });
+      ++number;
+    }
+  }
+  return numbers;
+}
+
+std::size_t cell_that_needs(const Message& m, const std::map<Operation, std::size_t>& cells) {
+  Operation o = m.made_by;
+  if (o.pass == Pass::kForward) return cells.at({o.stage + 1, Pass::kForward, o.micro_batch});
+  const auto whole = cells.find({o.stage - 1, Pass::kBackward, o.micro_batch});
+  return whole != cells.end() ? whole->second : cells.at({o.stage - 1, Pass::kInput, o.micro_batch});
+}
+
+}  // namespace
+
+std::shared_ptr<const Plan> with_receives_by_need(const Plan& plan) {
+  auto planted = std::make_shared<Plan>(plan);
+  const std::map<Operation, std::size_t> cells = cell_numbers(plan.schedule);
+  for (std::vector<Exchange>& row : planted->exchanges) {
+    std::map<int, std::vector<Message*>> by_peer;
+    for (Exchange& e : row)
+      for (Message& m : e.receives) by_peer[m.from].push_back(&m);
+    for (auto& [peer, received] : by_peer) {
+      std::vector<Message> needed;
+      for (const Message* m : received) needed.push_back(*m);
+      std::stable_sort(needed.begin(), needed.end(), [&](const Message& a, const Message& b) {
+        return cell_that_needs(a, cells) < cell_that_needs(b, cells);
+      });
+      for (std::size_t i = 0; i < needed.size(); ++i) *received[i] = needed[i];
+    }
+  }
+  return planted;
+}
+
+}  // namespace ref5d::pipeline
