@@ -34,17 +34,22 @@ void with_halves(Options& o, Lesson& lesson, const CommandLine& line) {
   need(o, lesson.stage.strategy.kind == "ddp", "gradients that every rank has whole; leave --strategy out");
 }
 
-// Each rank's neighbours before and after are one rank, from which it gets activations of one chunk and gradients of another.
-void with_two_neighbours_in_one(Options& o, Lesson& lesson, const CommandLine& line) {
+// Between two ranks go activations of one stage and gradients of another, and not in the order in which they are needed: on two
+// ranks, which are each other's neighbours on both sides, with several chunks; on more, in a V.
+void with_overtaking(Options& o, Lesson& lesson, const CommandLine& line) {
   few_steps(o, lesson, line);
-  with_schedule(o, lesson, line, "interleaved");
+  const bool two = lesson.schedule.ranks == 2;
+  prefer(o, line, "--schedule", lesson.schedule.name, std::string(two ? "interleaved" : "zb-v"));
+  if (two) prefer(o, line, "--micro-batches", lesson.schedule.micro_batches, 5);
+  const std::int64_t stages = 2 * lesson.schedule.ranks;
+  if (model_config(o).layers + 2 < stages) prefer(o, line, "--layers", o.layers, stages);
   const auto plan = make_plan(make_schedule(lesson.schedule), model_config(o).layers, lesson.pipeline.stage_layers);
   const auto planted = with_receives_by_need(*plan);
   const auto same = [](const Exchange& a, const Exchange& b) { return a.receives == b.receives; };
   bool differs = false;
   for (std::size_t r = 0; r < plan->exchanges.size(); ++r)
     differs = differs || !std::equal(plan->exchanges[r].begin(), plan->exchanges[r].end(), planted->exchanges[r].begin(), same);
-  need(o, differs, "messages that overtake each other: --pp 2, and some --micro-batches");
+  need(o, differs, "messages that overtake each other; leave --schedule, --micro-batches and --chunks out");
 }
 
 void with_uneven_labels(Options& o, Lesson& lesson, const CommandLine& line) {
@@ -76,7 +81,7 @@ const std::vector<Sabotage>& sabotages() {
       {"tied-counts-twice", "both copies of a tied embedding count in the gradient norm (P18)", 1, with_tied,
        [](Lesson& l) { l.pipeline.faults.tied_counts_twice = true; }},
       {"swapped-messages", "a rank receives in the order of its needs, its peer sends in the order of its work (P37)", 1,
-       with_two_neighbours_in_one, [](Lesson& l) { l.pipeline.faults.receives_by_need = true; }},
+       with_overtaking, [](Lesson& l) { l.pipeline.faults.receives_by_need = true; }},
       {"mean-per-micro-batch", "each micro-batch's loss is divided by its own labels, not by the batch's (P05)", 1,
        with_uneven_labels, [](Lesson& l) { l.pipeline.faults.mean_per_micro_batch = true; }},
       {"own-norm", "each stage clips by the norm of its own gradients (T2)", 1, with_clipping,

@@ -42,8 +42,8 @@ std::vector<std::int64_t> layers_of_stages(std::int64_t layers, int stages, cons
   const std::vector<std::int64_t> counts = given.empty() ? even_layers(layers, stages) : given_layers(layers, stages, given);
   for (std::size_t s = 1; s + 1 < counts.size(); ++s)
     if (counts[s] == 0)
-      throw InputError(fmt::format("stage {} of {} has no layer; a model of {} layers can have at most {} stages", s, stages,
-                                   layers, layers + 2));
+      throw InputError(fmt::format("stage {} of {} has no layer; give --layers of at least {}{}", s, stages, stages - 2,
+                                   given.empty() ? "" : ", or other --stage-layers"));
   return counts;
 }
 
