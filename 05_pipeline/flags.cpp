@@ -65,7 +65,9 @@ void settle_schedule(const CommandLine& line, Options& options, Flags& flags, in
   if (custom && line.given("--schedule") && schedule.name != "custom")
     throw InputError(fmt::format("--schedule {} and --schedule-file contradict each other; give one of them", schedule.name));
   if (custom) schedule.name = "custom";
-  if (options.axes.empty()) options.axes["pp"] = ranks;
+  const bool planted = !options.sabotage.empty() && options.sabotage != "list";
+  const int dp = planted ? find_sabotage(options.sabotage).dp : 1;  // replicas that it needs
+  if (options.axes.empty()) options.axes["pp"] = ranks % dp == 0 ? ranks / dp : ranks;
   const auto pp = options.axes.find("pp");
   schedule.ranks = pp == options.axes.end() ? 1 : static_cast<int>(pp->second);
   schedule.chunks = static_cast<int>(flags.chunks);
@@ -123,8 +125,8 @@ void settle_sabotage(const CommandLine& line, Options& options, Lesson& lesson, 
   lesson.sabotage = &sabotage;
   sabotage.prepare(options, lesson, line);
   if (mesh_sizes(options, ranks).edp < sabotage.dp)
-    throw InputError(
-        fmt::format("--sabotage {} needs {} ranks for each stage; give --dp {}", options.sabotage, sabotage.dp, sabotage.dp));
+    throw InputError(fmt::format("--sabotage {} needs {} ranks for each stage; give --dp {} and a --pp that fits",
+                                 options.sabotage, sabotage.dp, sabotage.dp));
 }
 
 }  // namespace
