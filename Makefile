@@ -51,8 +51,8 @@ TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
 CUT_MODELS := TensorParallel.*:CutLayers.*:SequenceLayouts.*:SequenceParallel.*:ContextAttention.*:ContextParallel.*
 # Those whose waits between streams the emulator checks: every strategy and option.
-TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*
-parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS) \
+TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*:PipelineSchedules.EverySchedule*:PipelineRuntime.P39*
+parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS):Pipeline*.* \
   $(1)@16=$(COMMUNICATION)
 # Of the programs' tests some mostly wait, so they run beside the others; those on several hosts compare times, and run alone.
 WAITING := GpuCheck.*:RanksFailing.*:Plots.*
@@ -218,9 +218,9 @@ $(BUILD)/tests/$(1): $(2) $(3) $(BUILD)/libref5d.a
 	@mkdir -p $$(@D)
 	$$(LINK) -lgtest -lgtest_main $$(LDLIBS) -o $$@
 endef
-# The parallel tests take lessons apart; the others start their programs.
+# The parallel tests take lessons apart, and unit tests their parts that need no ranks; the others start their programs.
 $(foreach g,$(TEST_GROUPS),$(eval $(call test_binary,$(g),$(call test_objects,$(g)),\
-  $(if $(filter parallel,$(g)),$(filter-out %/lib01_grad_accum.a,$(LESSON_LIBRARIES))))))
+  $(if $(filter parallel unit,$(g)),$(filter-out %/lib01_grad_accum.a,$(LESSON_LIBRARIES))))))
 $(eval $(call test_binary,emulator,$(patsubst %,$(BUILD)/obj/%.o,$(emulator_sources))))
 
 # Fills the machine's cores; a make given -j keeps its own number.

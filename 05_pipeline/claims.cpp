@@ -83,7 +83,7 @@ void claim_memory_of_schedule(Report& report, const Layout& l, const std::vector
     const RankCounts& c = counts[static_cast<std::size_t>(pp * ranks_of_stage)];
     const double measured = static_cast<double>(c.peak_micro_batches) / stages;
     if (peak)
-      report.claims.push_back(make_claim(fmt::format("pp rank {} keeps activations of at most", pp), *peak, measured, 0,
+      report.claims.push_back(make_claim(fmt::format("pp rank {} keeps activations of, at its peak", pp), *peak, measured, 0,
                                          "micro-batches", fmt::format("{:.1f} KiB", static_cast<double>(c.peak_bytes) / 1024)));
   }
   if (!l.schedule.name.starts_with("dualpipe")) return;

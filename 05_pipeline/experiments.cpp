@@ -7,6 +7,7 @@ namespace ref5d::pipeline {
 namespace {
 constexpr ExperimentEntry<Experiment> kPipelineExperiments[] = {{"schedules", schedules_experiment},
                                                                 {"zero-bubble", zero_bubble_experiment},
+                                                                {"deadlock", deadlock_experiment},
                                                                 {"bubble", bubble_experiment, true},
                                                                 {"traffic", traffic_experiment}};
 }  // namespace

@@ -33,6 +33,8 @@ void run_experiments(const std::string& name, Experiment& experiment);
 void schedules_experiment(Experiment& e);
 // The Zero Bubble paper's bubble rates, from its measured times.
 void zero_bubble_experiment(Experiment& e);
+// Sends without a buffer: each schedule with its messages in the naive order, and in the runtime's.
+void deadlock_experiment(Experiment& e);
 // Every schedule in virtual time: each operation's measured cost, replayed through the schedule.
 void bubble_experiment(Experiment& e);
 // What a pipeline sends, beside tensor parallelism and ZeRO-3 on as many ranks.

@@ -13,7 +13,7 @@ namespace ref5d::pipeline {
 
 namespace {
 
-constexpr std::int64_t kMost = 1'000'000;
+constexpr std::int64_t kMostOfSizes = 1'000'000;
 
 // How a stage's layers are cut, and how the ranks that share a stage work together: lessons 02 to 04.
 void declare_stage(CommandLine& line, Flags& flags) {
@@ -41,10 +41,10 @@ void declare(CommandLine& line, Flags& flags) {
   line.group("This lesson");
   line.add_choice("--schedule", lesson.schedule.name, "in which order ranks compute", schedule_names());
   line.add_option("--micro-batches", flags.micro_batches, "of one run of the schedule; 0: two for each rank along pp",
-                  {.min = 0, .max = kMost});
-  line.add_option("--chunks", flags.chunks, "interleaved: stages on each rank", {.min = 1, .max = kMost});
+                  {.min = 0, .max = kMostOfSizes});
+  line.add_option("--chunks", flags.chunks, "interleaved: stages on each rank", {.min = 1, .max = kMostOfSizes});
   line.add_option("--group", flags.group, "interleaved: micro-batches that pass a chunk before the next; 0: chosen",
-                  {.min = 0, .max = kMost});
+                  {.min = 0, .max = kMostOfSizes});
   line.add_option("--schedule-file", lesson.schedule.file, "custom: a row for each rank, cells such as 2F0, 1I3, 0W2", "CSV");
   line.add_option("--stage-layers", lesson.pipeline.stage_layers, "layers of each stage, in place of an even cut", "2,1,1");
   line.add_choice_or_flag("--print-schedule", flags.print_schedule, "draw the schedule, or write it as CSV, and end",

@@ -80,6 +80,7 @@ TEST(GpuCheck, EveryStepHasItsRow) {
         "01_grad_accum bf16", "02_ddp_zero zero3 on 4 ranks", "03_tensor_parallel on 4 ranks", "03_tensor_parallel tp 2",
         "03_tensor_parallel tp 2 x dp 2, zero3", "04_seq_context_parallel on 4 ranks",
         "04_seq_context_parallel ulysses 2 x ring 2", "04_seq_context_parallel cp 2 x tp 2 with sp, zero3",
+        "05_pipeline on 4 ranks", "05_pipeline zb-v on 2 ranks", "05_pipeline dualpipe pp 2 x tp 2 with sp, zero1",
         "their values are the same, bit by bit", "time by kernel, fp32", "time of a step, fp32"})
     EXPECT_TRUE(steps.contains(name)) << name;
   for (const auto& [name, step] : steps) {

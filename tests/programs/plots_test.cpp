@@ -82,6 +82,28 @@ TEST_F(Plots, SquaresOfARing) {
 }
 
 // Messages of several sizes have no size of their own, and hops are drawn one by one.
+// Cells of a pipeline as boxes: every pass, F&B, and what is no cell.
+TEST_F(Plots, APipelinesCells) {
+  const auto trace = [&](const char* file, const std::string& other) {
+    std::string events;
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::string pid = R"("pid":)" + std::to_string(rank) + R"(,"tid":1,)";
+      events += "{" + pid + R"("ph":"M","name":"thread_name","args":{"name":"pipeline"}},)";
+      double at = 0;
+      for (const std::string& cell : rank == 0 ? std::vector<std::string>{"0F0", "1F0", "(0F1;1B0)OVERLAP_F_B", "0I0", "0W0"}
+                                               : std::vector<std::string>{"0F2", other})
+        events += "{" + pid + R"("ph":"X","name":")" + cell + R"(","ts":)" + std::to_string(at++) + R"(,"dur":1},)";
+    }
+    events.pop_back();
+    return dir_.put(file, R"({"traceEvents":[)" + events + "]}");
+  };
+  const std::string good = trace("good.json", "0B2");
+  expect_picture("pipeline", "cells.png", "two=" + good + " " + good, "\x89PNG\r\n\x1a\n");
+  const std::string out = "pipeline " + dir_.path("o.png") + " ";
+  expect_refused(out + trace("other.json", "send"), {"'send' of rank 1 is no cell of a schedule", "2F0"});
+  expect_refused(out + good + " --step 2", {"--step 2", "has only step 1"});
+}
+
 TEST_F(Plots, MessagesAndHopsAreBlocks) {
   const std::string script = "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '" REF5D_SOURCE_DIR
                              "/common/tools'); from plotting import timeline; from plotting.inputs import Span; "

@@ -20,6 +20,7 @@ struct Program {
     line.group("ZeRO");
     line.add_choice("--strategy", strategy, "what is sharded", {"ddp", "zero1", "zero2", "zero3"});
     line.add_option("--bucket", bucket, "bytes per bucket", {1, 1 << 30});
+    line.add_choice_or_flag("--draw", draw, "a picture", {"grid", "csv"});
     line.add_sabotage("mean-of-means", "averages the means of micro-batches");
     line.add_sabotage("skip-bucket", "forgets the last bucket");
   }
@@ -28,7 +29,7 @@ struct Program {
     for (const std::string& a : arguments) argv.push_back(a.c_str());
     return line.parse(static_cast<int>(argv.size()), argv.data(), out);
   }
-  std::string strategy = "zero1";
+  std::string strategy = "zero1", draw;
   std::int64_t bucket = 1 << 20;
   CommandLine line;
 };
@@ -52,6 +53,21 @@ std::string printed(const std::vector<std::string>& arguments) {
   EXPECT_EQ(std::fread(text.data(), 1, text.size(), file), text.size());
   std::fclose(file);
   return text;
+}
+
+// A flag whose value may be left out, at the end or before another flag.
+TEST(CommandLineTest, AFlagAloneStandsForItsFirstChoice) {
+  for (const auto& [arguments, expected] : {std::pair<std::vector<std::string>, std::string>{{}, ""},
+                                            {{"--draw"}, "grid"},
+                                            {{"--draw", "--strategy", "ddp"}, "grid"},
+                                            {{"--draw", "csv"}, "csv"},
+                                            {{"--draw=csv", "--strategy", "ddp"}, "csv"}}) {
+    Program program;
+    EXPECT_EQ(program.parse(arguments), ParseOutcome::kRun);
+    EXPECT_EQ(program.draw, expected);
+  }
+  EXPECT_EQ(error_for({"--draw", "gird"}), "--draw gird: did you mean grid? (grid, csv)");
+  EXPECT_EQ(error_for({"--draw", "--draw"}), "--draw is given 2 times; give it once");
 }
 
 TEST(CommandLineTest, WithoutArgumentsKeepsTheDefaults) {

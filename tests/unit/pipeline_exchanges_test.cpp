@@ -57,18 +57,18 @@ TEST(ScheduleExchanges, EachMessageOnceOnBothSides) {
     for (int r = 0; r < s.rank_count(); ++r) {
       for (const Exchange& e : exchanges[static_cast<std::size_t>(r)]) {
         EXPECT_FALSE(e.sends.empty() && e.receives.empty());
-        const auto key = [](const Message& m) {
+        const auto key = [](const pipeline::Message& m) {
           return std::tuple(m.made_by.stage, m.made_by.pass == Pass::kForward, m.made_by.micro_batch);
         };
-        for (const Message& m : e.sends) {
+        for (const pipeline::Message& m : e.sends) {
           ASSERT_EQ(m.from, r);
           ++times[key(m)].first;
         }
-        for (const Message& m : e.receives) {
+        for (const pipeline::Message& m : e.receives) {
           ASSERT_EQ(m.to, r);
           ++times[key(m)].second;
         }
-        for (const Message& m : e.sends) {
+        for (const pipeline::Message& m : e.sends) {
           ASSERT_NE(m.from, m.to);
           ASSERT_EQ(assignment.rank_of(m.made_by.stage, m.made_by.micro_batch), m.from);
           const int next = m.made_by.stage + (m.made_by.pass == Pass::kForward ? 1 : -1);
@@ -96,15 +96,15 @@ TEST(ScheduleExchanges, WhatIsSentAndReceivedAtOneTimeIsOneExchange) {
   const Operation f0{0, Pass::kForward, 0}, f1{0, Pass::kForward, 1}, b0{1, Pass::kBackward, 0}, b1{1, Pass::kBackward, 1};
   ASSERT_EQ(e[0].size(), 4u);
   EXPECT_EQ(e[0][0].before_cell, 1u);
-  EXPECT_EQ(e[0][0].sends, (std::vector<Message>{{f0, 0, 1}}));
-  EXPECT_EQ(e[0][1].sends, (std::vector<Message>{{f1, 0, 1}}));
+  EXPECT_EQ(e[0][0].sends, (std::vector<pipeline::Message>{{f0, 0, 1}}));
+  EXPECT_EQ(e[0][1].sends, (std::vector<pipeline::Message>{{f1, 0, 1}}));
   EXPECT_EQ(e[0][2].before_cell, 2u);
-  EXPECT_EQ(e[0][2].receives, (std::vector<Message>{{b0, 1, 0}}));
-  EXPECT_EQ(e[0][3].receives, (std::vector<Message>{{b1, 1, 0}}));
+  EXPECT_EQ(e[0][2].receives, (std::vector<pipeline::Message>{{b0, 1, 0}}));
+  EXPECT_EQ(e[0][3].receives, (std::vector<pipeline::Message>{{b1, 1, 0}}));
   ASSERT_EQ(e[1].size(), 4u);
   EXPECT_EQ(e[1][0].before_cell, 0u);
-  EXPECT_EQ(e[1][0].receives, (std::vector<Message>{{f0, 0, 1}}));
-  EXPECT_EQ(e[1][2].sends, (std::vector<Message>{{b0, 1, 0}}));
+  EXPECT_EQ(e[1][0].receives, (std::vector<pipeline::Message>{{f0, 0, 1}}));
+  EXPECT_EQ(e[1][2].sends, (std::vector<pipeline::Message>{{b0, 1, 0}}));
   // In the steady part a rank sends and receives at once.
   bool both = false;
   const Exchanges longer = make_exchanges(schedule_of("1f1b", 4, 8));
@@ -115,7 +115,7 @@ TEST(ScheduleExchanges, WhatIsSentAndReceivedAtOneTimeIsOneExchange) {
 TEST(ScheduleExchanges, HalvedBackwardsSendAfterTheInputHalf) {
   const Exchanges exchanges = make_exchanges(schedule_of("zb-h1", 2, 3));
   for (const Exchange& e : exchanges[1]) {
-    for (const Message& m : e.sends) EXPECT_EQ(m.made_by.pass, Pass::kInput);
+    for (const pipeline::Message& m : e.sends) EXPECT_EQ(m.made_by.pass, Pass::kInput);
   }
 }
 
@@ -182,7 +182,7 @@ TEST(ScheduleExchanges, P38_ExchangesInDifferentOrdersStandStill) {
   const auto place_of = [&](std::size_t rank, const Operation& o) {
     for (std::size_t x = 0; x < e[rank].size(); ++x) {
       for (const auto* list : {&e[rank][x].sends, &e[rank][x].receives}) {
-        for (const Message& m : *list) {
+        for (const pipeline::Message& m : *list) {
           if (m.made_by == o) return x;
         }
       }
