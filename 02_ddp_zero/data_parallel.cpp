@@ -91,7 +91,9 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
            std::shared_ptr<Passes> passes) {
   const bool without_cp = strategy.faults.without_cp;
   const std::string axes = without_cp ? "dp" : gradient_axes(mesh);
-  Communicator &replicas = mesh["dp"], &gradients = mesh[axes], &losses = mesh[without_cp ? "dp" : loss_axes(mesh)];
+  Communicator &replicas = mesh["dp"], &gradients = mesh[axes];
+  const bool over_cp = mesh.size("cp") > 1 && !without_cp, over_pp = passes && passes->has_stages();
+  Communicator& losses = mesh[std::string(over_pp ? "pp*" : "") + (over_cp ? "dp*cp" : "dp")];
   if (!passes) passes = std::make_shared<OneByOne>(strategy.faults, replicas.size());
   Communicator *shard = &gradients, *replicate = nullptr;
   if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);

@@ -20,6 +20,8 @@ class Passes {
   virtual ~Passes() = default;
   // Of a share of so many micro-batches, those that each gradient here is a sum over.
   [[nodiscard]] virtual std::int64_t contributions(std::int64_t micro_batches) const { return micro_batches; }
+  // Of a pipeline: the loss is on some stages alone, so that it is summed over pp as well.
+  [[nodiscard]] virtual bool has_stages() const { return false; }
   // Adds every micro-batch's gradients and loss, with the strategy's calls around what adds to gradients.
   virtual void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
                    Strategy& strategy) = 0;

@@ -11,10 +11,6 @@ bool is_data_parallel(const std::string& axis) {
   return whole == "dp" || whole == "dp*cp" || whole.starts_with("mirror*");
 }
 
-std::string loss_axes(const Mesh& mesh) {
-  return std::string(mesh.size("pp") > 1 ? "pp*" : "") + (mesh.size("cp") > 1 ? "dp*cp" : "dp");
-}
-
 Group holders_of_the_same(Mesh& mesh, const StrategyOptions& strategy, int shard_size) {
   if (strategy.kind == "hsdp") return mesh.split(gradient_axes(mesh), shard_size).second->group();
   if (strategy.kind == "zero3") return {{world().rank()}, 0, 0};

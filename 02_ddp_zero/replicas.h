@@ -10,8 +10,6 @@ namespace ref5d::data_parallel {
 // context parallelism "dp*cp" (pitfall P04: a program that wraps dp alone never reduces where dp is 1). With DualPipe also the
 // two ranks that have the same stages, which compute other micro-batches (P46).
 [[nodiscard]] std::string gradient_axes(const Mesh& mesh);
-// Those over which the loss is summed: stages that have no part of it add zero.
-[[nodiscard]] std::string loss_axes(const Mesh& mesh);
 // Whether traffic over this axis, or a part of it, is theirs.
 [[nodiscard]] bool is_data_parallel(const std::string& axis);
 

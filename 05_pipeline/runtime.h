@@ -53,6 +53,7 @@ class Pipeline : public data_parallel::Passes {
   [[nodiscard]] const Plan& plan() const { return *plan_; }
   // A stage that is on two ranks has half of the micro-batches on each.
   [[nodiscard]] std::int64_t contributions(std::int64_t micro_batches) const override;
+  [[nodiscard]] bool has_stages() const override { return plan_->is_cut(); }
   // Runs the schedule as often as the share has micro-batches for it, then sums what two stages share.
   void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
            data_parallel::Strategy& strategy) override;

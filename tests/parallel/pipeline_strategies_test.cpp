@@ -295,6 +295,7 @@ TEST_F(PipelineStrategies, T2_AllRanksHaveOneNorm) {
     const TrainerOptions o = pipelined_options(with_layers(variant("gpt2"), stages_of(lesson)), lesson, dp);
     const auto norms = [&] { return train_through(*mesh, o, lesson, alone_.data(o), 2).grad_norms; };
     EXPECT_TRUE(same_on_all(*mesh, bits_of(norms()))) << text(lesson);
+    if (name == "dualpipe" && pp == 2) continue;  // both ranks have all stages
     lesson.pipeline.faults.own_norm = true;
     EXPECT_FALSE(same_on_all(*mesh, bits_of(norms()))) << text(lesson);
   }
