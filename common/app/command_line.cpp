@@ -73,11 +73,11 @@ struct CommandLine::Impl {
 
   // CLI11 splits; what it cannot split is a flag at the end whose value is missing.
   void split(std::vector<std::string> arguments) {
-    for (const Flag& f : flags) {
-      if (f.alone.empty()) continue;
-      const auto given = std::find(arguments.begin(), arguments.end(), f.name);
-      if (given == arguments.end()) continue;
-      if (given + 1 == arguments.end() || (given + 1)->starts_with("-")) arguments.insert(given + 1, f.alone);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == arguments[i]; });
+      const bool has_value = i + 1 < arguments.size() && !arguments[i + 1].starts_with("-");
+      if (flag != flags.end() && !flag->alone.empty() && !has_value)
+        arguments.insert(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1, flag->alone);
     }
     const std::string last = arguments.empty() ? "" : arguments.back();
     std::reverse(arguments.begin(), arguments.end());  // the order in which CLI11 takes a vector
