@@ -94,6 +94,8 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   Communicator &replicas = mesh["dp"], &gradients = mesh[axes];
   const bool over_cp = mesh.size("cp") > 1 && !without_cp, over_pp = passes && passes->has_stages();
   Communicator& losses = mesh[std::string(over_pp ? "pp*" : "") + (over_cp ? "dp*cp" : "dp")];
+  if (passes && strategy.sync_every_micro_batch)
+    throw std::logic_error("gradients of several stages cannot be reduced after every micro-batch; shard them for that");
   if (!passes) passes = std::make_shared<OneByOne>(strategy.faults, replicas.size());
   Communicator *shard = &gradients, *replicate = nullptr;
   if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);

@@ -47,7 +47,10 @@ std::int64_t bytes_of(const std::vector<int>& live, const std::map<int, std::int
 RankCounts count(const Plan& plan, int pp_rank, const std::vector<CellMemory>& memory, std::int64_t linear_flops) {
   RankCounts counts{.linear_flops = linear_flops};
   const std::vector<Cell>& cells = plan.schedule.ranks[static_cast<std::size_t>(pp_rank)];
-  if (memory.size() != cells.size()) return counts;  // no step was taken
+  if (memory.size() != cells.size()) {  // no step was taken, or not recorded
+    counts.differing_cells = static_cast<std::int64_t>(cells.size());
+    return counts;
+  }
   const std::vector<Live> live = live_after(plan.schedule, pp_rank);
   const StageBytes bytes = first_additions(cells, memory);
   for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -57,8 +60,7 @@ RankCounts count(const Plan& plan, int pp_rank, const std::vector<CellMemory>& m
     counts.peak_bytes = std::max(counts.peak_bytes, memory[i].activations);
   }
   const std::vector<int>& stages = plan.assignment.stages_of(pp_rank);
-  const std::int64_t of_one = stages.size() == 1 ? bytes.activations.at(stages.front()) : 0;
-  counts.peak_micro_batches = of_one > 0 ? counts.peak_bytes / of_one : peak_activations(plan.schedule, pp_rank);
+  if (stages.size() == 1) counts.forward_bytes = bytes.activations.at(stages.front());
   return counts;
 }
 
@@ -72,25 +74,41 @@ Coordinates coordinates(const Layout& l, int rank) {
   return {rank / (tp * cp * dp), rank / (tp * cp) % dp, rank / tp % cp, rank % tp};
 }
 
+// Activations and the work of weight gradients together, in passes of a stage: at most, after any cell of any rank.
+int peak_of_both(const Schedule& schedule) {
+  int peak = 0;
+  for (int r = 0; r < schedule.rank_count(); ++r)
+    for (const Live& live : live_after(schedule, r)) peak = std::max(peak, live.all_activations() + live.all_weight_work());
+  return peak;
+}
+
+// By the ledger where a rank has one stage. Of several, whose bytes differ, the schedule's own count: that the ledger agrees
+// with it after every cell is a claim of its own.
 void claim_memory_of_schedule(Report& report, const Layout& l, const std::vector<RankCounts>& counts) {
   claim_of_ranks(
       report, "cells after which the ledger differs from what the schedule keeps", column(counts, &RankCounts::differing_cells),
       [](int) { return 0; }, "");
+  const Schedule& s = l.plan->schedule;
   const int ranks_of_stage = l.stage.tp * l.stage.cp * l.stage.dp;
   for (int pp = 0; pp < l.ranks(); ++pp) {
-    const auto stages = static_cast<double>(l.plan->assignment.stages_of(pp).size());
     const std::optional<double> peak = closed_peak(l.schedule, pp);
+    if (!peak) continue;
     const RankCounts& c = counts[static_cast<std::size_t>(pp * ranks_of_stage)];
-    const double measured = static_cast<double>(c.peak_micro_batches) / stages;
-    if (peak)
-      report.claims.push_back(make_claim(fmt::format("pp rank {} keeps activations of, at its peak", pp), *peak, measured, 0,
-                                         "micro-batches", fmt::format("{:.1f} KiB", static_cast<double>(c.peak_bytes) / 1024)));
+    const auto stages = static_cast<double>(l.plan->assignment.stages_of(pp).size());
+    const double by_schedule = peak_activations(s, pp) / stages;
+    const double by_ledger =
+        static_cast<double>(c.peak_bytes) / static_cast<double>(std::max<std::int64_t>(c.forward_bytes, 1));
+    report.claims.push_back(make_claim(fmt::format("peak activations of pp rank {}{}", pp, stages > 1 ? ", as scheduled" : ""),
+                                       *peak, stages > 1 ? by_schedule : by_ledger, 0, "micro-batches",
+                                       fmt::format("{:.1f} KiB", static_cast<double>(c.peak_bytes) / 1024)));
   }
+  if (const auto both = closed_peak_of_both(l.schedule))
+    claim_equal(report, "peak of activations and weights' work together, as scheduled, of any rank", *both, peak_of_both(s),
+                "passes");
   if (!l.schedule.name.starts_with("dualpipe")) return;
   int most = 0;
-  for (int pp = 0; pp < l.ranks(); ++pp) most = std::max(most, peak_activations(l.plan->schedule, pp));
-  claim_equal(report, "the pp rank that keeps most keeps activations of one pass more than stages", l.plan->schedule.stages + 1,
-              most, "passes");
+  for (int pp = 0; pp < l.ranks(); ++pp) most = std::max(most, peak_activations(s, pp));
+  claim_equal(report, "peak activations of any pp rank, as scheduled: one more than stages", s.stages + 1, most, "passes");
 }
 
 void claim_bubble(Report& report, const Layout& l) {
@@ -98,10 +116,7 @@ void claim_bubble(Report& report, const Layout& l) {
   const std::optional<double> bubble = closed_bubble(l.schedule, 1, 1, 1);
   if (!bubble) return;
   const Simulation s = simulate(l.plan->schedule, uniform_costs(chunk, chunk, chunk));
-  double idle = s.cost() - s.busy(0);
-  if (l.schedule.name.starts_with("dualpipe")) {
-    for (int r = 0; r < l.ranks(); ++r) idle = std::max(idle, s.idle(r));
-  }
+  const double idle = scheduled_bubble(l.schedule, s);
   report.claims.push_back(make_claim("idle time of a rank, if F, I and W take 1", *bubble, idle, 1e-12, "",
                                      fmt::format("{:.1f}% of {:g}", 100 * s.bubble_rate(), s.cost())));
 }
@@ -109,16 +124,18 @@ void claim_bubble(Report& report, const Layout& l) {
 void claim_traffic(Report& report, const Layout& l, const data_parallel::StrategyOptions& strategy) {
   claim_traffic_of_axis(report, "pp", traffic_of_pp(l), "operations");
   const bool once = strategy.kind == "naive" || strategy.kind == "ddp" || strategy.kind == "zero1";
-  const auto without_calls = [&](std::vector<PhaseTraffic> phases) {
+  // Of what lesson 04 says of one model: rank 0 makes the first stages' calls alone, each stage finds its part of the norm, and
+  // a stage's copies each sum what their ranks share, once a step.
+  const auto over_stages = [&](std::vector<PhaseTraffic> phases) {
     for (PhaseTraffic& p : phases) {
-      p.calls = kAnyCalls;  // rank 0 has the first stages alone
+      p.calls = kAnyCalls;
       if (p.phase == "norm") p.bytes *= l.ranks();
       if (p.phase == "shared gradients" && once && l.plan->assignment.copies()) p.bytes *= 2;
     }
     return phases;
   };
-  if (l.stage.tp > 1) claim_traffic_of_axis(report, "tp", without_calls(traffic_of_tp(l.stage)), "operations");
-  if (l.stage.cp > 1) claim_traffic_of_axis(report, "cp", without_calls(traffic_of_cp(l.stage)), "operations");
+  if (l.stage.tp > 1) claim_traffic_of_axis(report, "tp", over_stages(traffic_of_tp(l.stage)), "operations");
+  if (l.stage.cp > 1) claim_traffic_of_axis(report, "cp", over_stages(traffic_of_cp(l.stage)), "operations");
 }
 
 void claim_data_parallel(Report& report, const Layout& l, const data_parallel::StrategyOptions& strategy, int shard_size) {

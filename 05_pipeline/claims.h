@@ -15,9 +15,8 @@ struct RankCounts {
   std::int64_t linear_flops = 0;  // of the first step
   // Cells of the first run after which the ledger held other than what the schedule keeps then.
   std::int64_t differing_cells = 0;
-  // The most that it held after a cell, in bytes and, where the rank has one stage, in micro-batches; else pairs of stage and
-  // micro-batch, as the schedule has them.
-  std::int64_t peak_bytes = 0, peak_micro_batches = 0;
+  // The most that it held after a cell: of activations, and, where the rank has one stage, what its first forward added.
+  std::int64_t peak_bytes = 0, forward_bytes = 0;
 };
 [[nodiscard]] RankCounts count(const Plan& plan, int pp_rank, const std::vector<CellMemory>& memory, std::int64_t linear_flops);
 

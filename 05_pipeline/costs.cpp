@@ -8,7 +8,7 @@ namespace ref5d::pipeline {
 
 std::optional<double> closed_bubble(const ScheduleOptions& s, double forward, double input, double weight) {
   const double P = s.ranks, all = forward + input + weight;
-  const bool fills = s.micro_batches >= 2 * s.ranks, w_fits = weight <= forward && weight <= input + forward;
+  const bool fills = s.micro_batches >= 2 * s.ranks, w_fits = weight <= forward;
   if (s.name == "gpipe" || s.name == "1f1b") return (P - 1) * all;
   if (s.name == "interleaved" && s.group == 0 && s.micro_batches >= s.ranks) return (P - 1) * all / s.chunks;
   if (s.name == "zb-h1" && fills && w_fits) return (P - 1) * (forward + input - weight);
@@ -31,11 +31,28 @@ std::optional<double> closed_peak(const ScheduleOptions& s, int rank) {
   return std::nullopt;
 }
 
-std::int64_t crossed_boundaries(const Plan& plan) {
-  std::int64_t crossed = 0;  // by all micro-batches together
-  for (int stage = 0; stage + 1 < plan.schedule.stages; ++stage)
-    for (int m = 0; m < plan.schedule.micro_batches; ++m)
-      crossed += plan.assignment.rank_of(stage, m) == plan.assignment.rank_of(stage + 1, m) ? 0 : 1;
+std::optional<std::int64_t> closed_peak_of_both(const ScheduleOptions& s) {
+  const std::int64_t P = s.ranks;
+  if (s.micro_batches < 2 * P) return std::nullopt;
+  if (s.name == "zb-h1") return P;
+  if (s.name == "zb-h2") return 2 * P - 1;
+  if (s.name == "zb-v") return 2 * P;
+  return std::nullopt;
+}
+
+double scheduled_bubble(const ScheduleOptions& schedule, const Simulation& run) {
+  if (!schedule.name.starts_with("dualpipe")) return run.cost() - run.busy(0);
+  double idle = 0;
+  for (int r = 0; r < static_cast<int>(run.ranks.size()); ++r) idle = std::max(idle, run.idle(r));
+  return idle;
+}
+
+std::int64_t crossings(const Schedule& schedule) {
+  const Assignment assignment(schedule);
+  std::int64_t crossed = 0;
+  for (int stage = 0; stage + 1 < schedule.stages; ++stage)
+    for (int m = 0; m < schedule.micro_batches; ++m)
+      crossed += assignment.rank_of(stage, m) == assignment.rank_of(stage + 1, m) ? 0 : 1;
   return crossed;
 }
 
@@ -51,7 +68,7 @@ std::vector<PhaseTraffic> traffic_of_pp(const Layout& l) {
   const Gpt gpt(l.stage.model);
   for (const Parameter* p : gpt.parameters()) norm_blocks_of_all += norm_blocks(product(p->global_shape));
   std::vector<PhaseTraffic> all{
-      {"boundaries", kAnyCalls, 2 * crossed_boundaries(*l.plan) * l.runs * l.stage.dp * boundary_bytes(l)},
+      {"boundaries", kAnyCalls, 2 * crossings(l.plan->schedule) * l.runs * l.stage.dp * boundary_bytes(l)},
       {"norm", 1, 2 * (P - 1) * norm_blocks_of_all * 8 * ranks_of_stage}};
   // An all-reduce between two: each sends B.
   const bool sums = l.options.dtype == Dtype::kBf16 && l.options.fp32_grads;

@@ -9,6 +9,7 @@
 #include "04_seq_context_parallel/costs.h"
 #include "05_pipeline/lesson.h"
 #include "05_pipeline/plan.h"
+#include "05_pipeline/simulate.h"
 
 namespace ref5d::pipeline {
 
@@ -37,8 +38,14 @@ struct Layout {
 // of a micro-batch counts 1/v. Of the published schedules with micro-batches enough for it; of others nothing.
 [[nodiscard]] std::optional<double> closed_peak(const ScheduleOptions& schedule, int rank);
 
-// Boundaries between stages that are on different ranks, each of which every micro-batch crosses twice.
-[[nodiscard]] std::int64_t crossed_boundaries(const Plan& plan);
+// The most passes of a stage of which a rank keeps activations or, later, the work of the weights' gradients, at once: of the
+// zero-bubble schedules with micro-batches enough for it.
+[[nodiscard]] std::optional<std::int64_t> closed_peak_of_both(const ScheduleOptions& schedule);
+// The same idle time as closed_bubble's of a simulated run: of the rank that is idle longest with DualPipe, of any with others.
+[[nodiscard]] double scheduled_bubble(const ScheduleOptions& schedule, const Simulation& run);
+
+// How often micro-batches cross from one rank to another in forward, in a run of the schedule; in backward as often.
+[[nodiscard]] std::int64_t crossings(const Schedule& schedule);
 // Bytes of one boundary, of all ranks of a stage's cp and tp axes together: with tensor parallelism alone each has all of it.
 [[nodiscard]] std::int64_t boundary_bytes(const Layout& layout);
 // What the pp axis sends in one step: bytes of all ranks.

@@ -133,16 +133,14 @@ std::string draw(const Schedule& schedule, bool colours) {
   style.colours = colours;
 
   std::string text;
-  double idle_time = 0;
   const std::size_t name_width = digits(schedule.rank_count());
   for (int r = 0; r < schedule.rank_count(); ++r) {
     const auto i = static_cast<std::size_t>(r);
     text += fmt::format("rank {:>{}} |", r, name_width);
     text += draw_row(schedule.ranks[i], run.ranks[i], run.makespan, assignment.stages_of(r), style) + "|\n";
-    idle_time += run.idle(r);
   }
-  const double share = idle_time / (run.makespan * schedule.rank_count());
-  return text + fmt::format("makespan {:.0f}, idle {:.1f} % | {}\n", run.makespan, 100 * share, legend(schedule, style));
+  return text + fmt::format("time {:.0f}, idle {:.1f}% of a rank's own | {}\n", run.makespan, 100 * run.bubble_rate(),
+                            legend(schedule, style));
 }
 
 }  // namespace ref5d::pipeline

@@ -31,16 +31,18 @@ using Exchanges = std::vector<std::vector<Exchange>>;
 //
 // Why nobody waits in vain: order all cells by when they begin and all exchanges by their time. A cell needs only exchanges of
 // times up to its beginning; an exchange needs only cells that ended by its time, and so began before it, and on each of its
-// ranks the exchanges of earlier times. So whatever is earliest of what is left can always go on.
+// ranks the exchanges of earlier times. So whatever is earliest of what is left can always go on. What the runtime waits for
+// beside these looks back as well: for buffers (an exchange for the end of cells that began before it, a cell for exchanges two
+// before the last), and in reductions of gradients, which all of their ranks start after the same cells.
 [[nodiscard]] Exchanges make_exchanges(const Schedule& schedule);
 
 // The naive way: each cell's receives, one by one, right before it, and its sends, one by one, right after it.
 [[nodiscard]] Exchanges naive_exchanges(const Schedule& schedule);
 
 // Runs cells and exchanges as a rank's two streams would, where no send has a buffer: a message passes when both of its ranks
-// have started the exchange that it is in, and an exchange ends when all of its messages have passed. blocking: cells and
-// exchanges on one stream, as with blocking calls. InputError that says which ranks wait for what, if they stand still; or if
-// the two sides of a message disagree, be it on its place among those between its two ranks, by which alone they match.
-void expect_no_deadlock(const Schedule& schedule, const Exchanges& exchanges, bool blocking = false);
+// have started the exchange that it is in, and an exchange ends when all of its messages have passed. InputError that says
+// which ranks wait for what, if they stand still; or if the two sides of a message disagree, be it on its place among those
+// between its two ranks, by which alone they match.
+void expect_no_deadlock(const Schedule& schedule, const Exchanges& exchanges);
 
 }  // namespace ref5d::pipeline

@@ -125,7 +125,7 @@ void settle_sabotage(const CommandLine& line, Options& options, Lesson& lesson, 
   lesson.sabotage = &sabotage;
   sabotage.prepare(options, lesson, line);
   if (mesh_sizes(options, ranks).edp < sabotage.dp)
-    throw InputError(fmt::format("--sabotage {} needs {} ranks for each stage; give --dp {} and a --pp that fits",
+    throw InputError(fmt::format("--sabotage {} needs {} ranks for each stage; start mpiexec -n 4 with --pp 2 --dp {}",
                                  options.sabotage, sabotage.dp, sabotage.dp));
 }
 

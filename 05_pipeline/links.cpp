@@ -11,12 +11,6 @@ namespace ref5d::pipeline {
 
 namespace {
 
-// Both sides of a pair name the messages of one exchange in this order.
-std::vector<Message> in_order(std::vector<Message> messages) {
-  std::sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) { return a.made_by < b.made_by; });
-  return messages;
-}
-
 // The name of what an operation makes: a stage's gradient of its input is the same thing whether B or I makes it.
 Operation name_of(Operation made_by) {
   if (made_by.pass != Pass::kForward) made_by.pass = Pass::kBackward;
@@ -35,8 +29,8 @@ void Links::put(const Operation& operation, Tensor tensor, std::size_t cell) {
 
 void Links::end_of_cell() { cells_.emplace_back().record(compute_); }
 
-// For the cells whose results are sent, and for all cells but the newest, which may be running: they are over by now, and with
-// them the copies of what had been received.
+// For the cells whose results are sent, and for all cells but the newest, which may be running. In the
+// times of which exchanges were planned they are over by now, and with them the copies of what had been received.
 void Links::wait_for_cells(const Exchange& exchange) {
   std::size_t cells = cells_.size() - std::min<std::size_t>(cells_.size(), 1);
   for (const Message& m : exchange.sends) cells = std::max(cells, made_.at(name_of(m.made_by)).cell + 1);
@@ -48,7 +42,7 @@ void Links::exchange(const Exchange& exchange, const Shape& shape, Dtype dtype) 
   wait_for_cells(exchange);
   std::vector<ref5d::Message> sends, receives;
   Sending sending{{}, std::make_shared<Event>()};
-  for (const Message& m : in_order(exchange.sends)) {
+  for (const Message& m : exchange.sends) {
     const Tensor tensor = std::move(made_.extract(name_of(m.made_by)).mapped().tensor);
     if (options_.reuse_before_sent) {  // the next kernel has the buffer, and is faster than the message
       fill_zero(compute_, tensor.raw(), tensor.bytes());
@@ -57,7 +51,7 @@ void Links::exchange(const Exchange& exchange, const Shape& shape, Dtype dtype) 
     sends.push_back({tensor, m.to});
     sending.tensors.push_back(tensor);
   }
-  for (const Message& m : in_order(exchange.receives)) {
+  for (const Message& m : exchange.receives) {
     receives.push_back({Tensor::empty(shape, dtype, MemoryCategory::kCommunication, comm_), m.from});
     received_[name_of(m.made_by)] = {receives.back().tensor, sending.left};
   }

@@ -2,7 +2,7 @@
 // compared first; then everything runs that can, until all is done or nothing can. What can run at some moment can still run
 // later, whatever else runs first, so one run shows what every run does.
 //
-// It makes a difference to the time, but not to whether they stand still, whether cells and exchanges block each other: what a
+// Cells and exchanges are on two streams here. With both on one, as with blocking calls, the same schedules stand still: what a
 // rank's next exchange sends is made by cells before it, and what these need came with the exchanges before it.
 #include <fmt/format.h>
 
@@ -138,10 +138,9 @@ void check_matching(const Exchanges& exchanges) {
 // Cells and exchanges of all ranks, on their way.
 class ModelRun {
  public:
-  ModelRun(const Schedule& schedule, const Exchanges& exchanges, bool blocking)
+  ModelRun(const Schedule& schedule, const Exchanges& exchanges)
       : schedule_(schedule),
         exchanges_(exchanges),
-        blocking_(blocking),
         messages_(schedule),
         needs_later_(cells_that_need_later_ones(schedule, messages_)),
         sides_(sides_of_cells(schedule, messages_)) {
@@ -180,12 +179,11 @@ class ModelRun {
     return at(rank).cells == cells(rank).size() && at(rank).ended == exchanges(rank).size();
   }
 
-  // One at a time, when the cells that made its sends have run; blocking: when all cells before it have.
+  // One at a time, when the cells that made its sends have run.
   bool start_exchange(int rank) {
     Progress& p = at_[static_cast<std::size_t>(rank)];
     if (p.started > p.ended || p.started == exchanges(rank).size()) return false;
     const Exchange& next = exchanges(rank)[p.started];
-    if (blocking_ && p.cells < next.before_cell) return false;
     for (const Message& m : next.sends) {
       if (p.cells <= sides_.at(key_of(m)).made_in_cell) return false;
     }
@@ -207,11 +205,10 @@ class ModelRun {
     return true;
   }
 
-  // When what it needs has come; blocking: when all exchanges before it have ended.
+  // When what it needs has come.
   bool run_cell(int rank) {
     Progress& p = at_[static_cast<std::size_t>(rank)];
     if (p.cells == cells(rank).size()) return false;
-    if (blocking_ && p.ended < exchanges(rank).size() && exchanges(rank)[p.ended].before_cell <= p.cells) return false;
     if (needs_later_[static_cast<std::size_t>(rank)][p.cells]) return false;
     for (const Message& m : messages_.needed_by(cells(rank)[p.cells])) {
       if (p.ended <= sides_.at(key_of(m)).received_in) return false;
@@ -241,7 +238,6 @@ class ModelRun {
 
   const Schedule& schedule_;
   const Exchanges& exchanges_;
-  const bool blocking_;
   const Messages messages_;
   const std::vector<std::vector<bool>> needs_later_;
   AllSides sides_;
@@ -250,12 +246,12 @@ class ModelRun {
 
 }  // namespace
 
-void expect_no_deadlock(const Schedule& schedule, const Exchanges& exchanges, bool blocking) {
+void expect_no_deadlock(const Schedule& schedule, const Exchanges& exchanges) {
   if (exchanges.size() != schedule.ranks.size()) {
     throw InputError(fmt::format("schedule {} has {} ranks, but there are exchanges of {}", schedule.name,
                                  schedule.ranks.size(), exchanges.size()));
   }
-  ModelRun run(schedule, exchanges, blocking);
+  ModelRun run(schedule, exchanges);
   for (bool any = true; any;) {
     any = false;
     for (int r = 0; r < schedule.rank_count(); ++r) any = run.advance(r) || any;

@@ -71,6 +71,7 @@ std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std:
   if (plan->schedule.rank_count() != mesh["pp"].size()) throw std::logic_error("a schedule for another number of ranks");
   mesh.mirror_stages(plan->assignment.copies() && !options.faults.copies_unsummed);
   const auto pipeline = std::make_shared<Pipeline>(plan, mesh, options);
+  if (settings.model.tied) pipeline->join_ends();
   settings.cut = [&mesh, plan, options, before = settings.cut](Gpt& gpt) {
     if (before) before(gpt);
     cut(gpt, *plan, mesh["pp"].rank(), options.faults);

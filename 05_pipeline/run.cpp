@@ -78,10 +78,10 @@ void check_memory(const Options& all, const Lesson& lesson, const Plan& plan, Wo
 
 void describe(ValueList& config, const Lesson& lesson, const Plan& plan, Mesh& mesh, int shard_size) {
   set_value(config, "ranks", std::int64_t{mesh.everyone().size()});
-  set_value(config, "schedule", plan.schedule.name);
+  set_value(config, "schedule", lesson.schedule.name);
   set_value(config, "micro-batches", std::int64_t{plan.schedule.micro_batches});
   set_value(config, "stages", std::int64_t{plan.schedule.stages});
-  if (plan.schedule.name == "interleaved") set_value(config, "chunks", std::int64_t{lesson.schedule.chunks});
+  if (lesson.schedule.name == "interleaved") set_value(config, "chunks", std::int64_t{lesson.schedule.chunks});
   if (lesson.schedule.group > 0) set_value(config, "group", std::int64_t{lesson.schedule.group});
   if (!lesson.schedule.file.empty()) set_value(config, "schedule-file", lesson.schedule.file);
   set_value(config, "stage-layers", fmt::format("{}", fmt::join(plan.layers, ",")));

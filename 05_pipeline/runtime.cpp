@@ -31,14 +31,14 @@ class Pipeline::Seen : public Probe {
 };
 
 // One step: the schedule, once or several times over.
-class Pipeline::Run {
+class Pipeline::Step {
  public:
-  Run(Pipeline& pipeline, Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
-      data_parallel::Strategy& strategy)
+  Step(Pipeline& pipeline, Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
+       data_parallel::Strategy& strategy)
       : p_(pipeline), gpt_(gpt), ctx_(ctx), loader_(loader), share_(share), micro_batch_(micro_batch), strategy_(strategy) {}
 
   // The schedule over the share's micro-batches from number `first` on.
-  void run(std::int64_t first) {
+  void run_schedule(std::int64_t first) {
     const std::vector<Cell>& cells = p_.plan_->schedule.ranks[index(p_.rank_)];
     const std::vector<Exchange>& exchanges = p_.plan_->exchanges[index(p_.rank_)];
     batches_.emplace(cells, loader_, share_, micro_batch_, first);
@@ -255,6 +255,11 @@ Pipeline::Pipeline(std::shared_ptr<const Plan> plan, Mesh& mesh, const PipelineO
       rank_(mesh["pp"].rank()),
       links_(mesh["pp"], device().compute(), options.links) {}
 
+void Pipeline::join_ends() {
+  const int a = plan_->assignment.holders_of(0).front(), b = plan_->assignment.holders_of(plan_->schedule.stages - 1).front();
+  if (plan_->ends_apart() && (rank_ == a || rank_ == b)) ends_ = &mesh_.pair("pp", std::min(a, b), std::max(a, b));
+}
+
 std::int64_t Pipeline::contributions(std::int64_t micro_batches) const {
   return plan_->assignment.copies() ? micro_batches / 2 : micro_batches;
 }
@@ -269,9 +274,9 @@ void Pipeline::run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& sh
   measures_memory_ = memory_.empty();
   const MemoryLedger& ledger = device().memory();
   before_ = {ledger.current(MemoryCategory::kActivations), ledger.current(MemoryCategory::kDeferredWeightGradients)};
-  Run step(*this, gpt, ctx, loader, share, micro_batch, strategy);
+  Step step(*this, gpt, ctx, loader, share, micro_batch, strategy);
   for (std::int64_t first = 0; first < micro_batches_; first += each) {
-    step.run(first);
+    step.run_schedule(first);
     measures_memory_ = false;
   }
   sum_tied(gpt, ctx);
@@ -286,9 +291,7 @@ void Pipeline::sum_tied(Gpt& gpt, Context& ctx) {
     if (!p->summed_with_other_rank) continue;
     const TrafficLedger::Phase phase(world().traffic(), "tied weights");
     order(ctx.stream, links_.stream());
-    const int a = plan_->assignment.holders_of(0).front(), b = plan_->assignment.holders_of(plan_->schedule.stages - 1).front();
-    Communicator& ends = mesh_.pair("pp", std::min(a, b), std::max(a, b));
-    if (!options_.faults.tied_unsummed) ends.all_reduce(links_.stream(), p->final_gradient());
+    if (!options_.faults.tied_unsummed) ends_->all_reduce(links_.stream(), p->final_gradient());
     p->added_other_rank(links_.stream());
   }
 }

@@ -51,9 +51,11 @@ class Pipeline : public data_parallel::Passes {
   Pipeline(std::shared_ptr<const Plan> plan, Mesh& mesh, const PipelineOptions& options);
 
   [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // Of a tied model: makes the communicator of the two ranks that have the ends of the weight, where it is on two.
+  void join_ends();
   // A stage that is on two ranks has half of the micro-batches on each.
   [[nodiscard]] std::int64_t contributions(std::int64_t micro_batches) const override;
-  [[nodiscard]] bool has_stages() const override { return plan_->is_cut(); }
+  [[nodiscard]] bool has_stages() const override { return plan_->schedule.rank_count() > 1; }
   // Runs the schedule as often as the share has micro-batches for it, then sums what two stages share.
   void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
            data_parallel::Strategy& strategy) override;
@@ -71,7 +73,7 @@ class Pipeline : public data_parallel::Passes {
  private:
   void sum_tied(Gpt& gpt, Context& ctx);
   void hand_over_spans(Stream& stream);
-  class Run;
+  class Step;
   class Seen;
 
   std::shared_ptr<const Plan> plan_;
@@ -79,12 +81,13 @@ class Pipeline : public data_parallel::Passes {
   PipelineOptions options_;
   int rank_;
   Links links_;
+  Communicator* ends_ = nullptr;
   std::vector<CellMemory> memory_;
   std::vector<std::pair<std::size_t, std::size_t>> entries_;  // of the timeline, by cell
   std::map<std::string, std::vector<std::int64_t>> seen_;     // micro-batches, by name
   std::int64_t micro_batches_ = 0;                            // of the share
   bool measures_memory_ = false;
-  CellMemory before_;  // the first run
+  CellMemory before_;  // what the ledger held before the first run
   std::shared_ptr<std::vector<CellSpan>> spans_ = std::make_shared<std::vector<CellSpan>>();
   std::vector<std::pair<Parameter*, Tensor>> late_;  // a fault's: what came after the reduction
 };

@@ -76,7 +76,7 @@ const std::vector<Sabotage>& sabotages() {
        [](Lesson& l) { l.pipeline.links.reuse_before_sent = true; }},
       {"weights-after-reduction", "the last W of each stage runs when gradients have been reduced (P41)", 2, with_halves,
        [](Lesson& l) { l.pipeline.faults.weights_after_reduction = true; }},
-      {"tied-unsummed", "the two ends of a tied embedding do not add their gradients (P44)", 1, with_tied,
+      {"tied-unsummed", "the two ends of a tied embedding do not add their gradients", 1, with_tied,
        [](Lesson& l) { l.pipeline.faults.tied_unsummed = true; }},
       {"tied-counts-twice", "both copies of a tied embedding count in the gradient norm (P18)", 1, with_tied,
        [](Lesson& l) { l.pipeline.faults.tied_counts_twice = true; }},

@@ -141,18 +141,47 @@ class Places {
 
 std::string joined_text(const std::vector<int>& numbers) { return fmt::format("{}", fmt::join(numbers, ", ")); }
 
-// Whole copies only: their gradients are summed over the ranks that hold them, which are the same ranks for all of a rank's.
-void check_sharing(const Schedule& schedule, const std::vector<std::vector<int>>& stages_of,
-                   const std::vector<std::vector<int>>& holders_of) {
+// The stages whose weight gradients a rank makes, in order.
+std::vector<int> weight_order(const std::vector<Cell>& row) {
+  std::vector<int> stages;
+  for (const Cell& cell : row) {
+    for_each_operation(cell, [&](const Operation& o) {
+      if (o.pass == Pass::kBackward || o.pass == Pass::kWeight) stages.push_back(o.stage);
+    });
+  }
+  return stages;
+}
+
+// A stage on two ranks is DualPipe's: they mirror each other, have half of the micro-batches each, and finish gradients in the
+// same order, since these are summed over the two as over replicas.
+void check_copies(const Schedule& schedule, const std::vector<std::vector<int>>& stages_of,
+                  const std::vector<std::vector<int>>& holders_of, const std::vector<std::vector<int>>& ranks) {
+  const auto refuse = [&](const std::string& what) { throw InputError(fmt::format("schedule {}: {}", schedule.name, what)); };
+  const int last = schedule.rank_count() - 1;
   for (std::size_t s = 0; s < holders_of.size(); ++s) {
-    const int first = holders_of[s].front();
-    for (const int other : holders_of[s]) {
-      const auto &a = stages_of[static_cast<std::size_t>(first)], &b = stages_of[static_cast<std::size_t>(other)];
-      if (a == b) continue;
-      throw InputError(
-          fmt::format("schedule {}: ranks {} and {} share stage {}, but have stages {} and {}; ranks that share a "
-                      "stage share all of theirs",
-                      schedule.name, first, other, s, joined_text(a), joined_text(b)));
+    if (holders_of[s].size() == 1) continue;
+    const int a = holders_of[s].front(), b = holders_of[s].back();
+    if (holders_of[s].size() > 2 || a + b != last) {
+      refuse(fmt::format("stage {} is on ranks {}; a stage may be on one rank, or on two that mirror each other, as 0 and {}",
+                         s, joined_text(holders_of[s]), last));
+    }
+    const auto &of_a = stages_of[static_cast<std::size_t>(a)], &of_b = stages_of[static_cast<std::size_t>(b)];
+    if (of_a != of_b) {
+      refuse(
+          fmt::format("ranks {} and {} share stage {}, but have stages {} and {}; ranks that share a stage share all of theirs",
+                      a, b, s, joined_text(of_a), joined_text(of_b)));
+    }
+    const auto on_a = std::count(ranks[s].begin(), ranks[s].end(), a);
+    if (2 * on_a != schedule.micro_batches) {
+      refuse(fmt::format("stage {} has {} of {} micro-batches on rank {}; each of its two ranks needs half of them", s, on_a,
+                         schedule.micro_batches, a));
+    }
+    if (weight_order(schedule.ranks[static_cast<std::size_t>(a)]) !=
+        weight_order(schedule.ranks[static_cast<std::size_t>(b)])) {
+      refuse(
+          fmt::format("ranks {} and {} share their stages, but finish gradients in different orders of stages; B and W must "
+                      "come in the same order",
+                      a, b));
     }
   }
 }
@@ -187,7 +216,7 @@ Assignment::Assignment(const Schedule& schedule) {
       add_once(stages_of_[static_cast<std::size_t>(rank)], s);
     }
   }
-  check_sharing(schedule, stages_of_, holders_of_);
+  check_copies(schedule, stages_of_, holders_of_, ranks_);
 }
 
 int Assignment::rank_of(int stage, int micro_batch) const {

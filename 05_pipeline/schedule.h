@@ -53,7 +53,7 @@ void for_each_operation(const Cell& cell, F&& each) {
 class Assignment {
  public:
   // InputError, saying what is wrong, unless every stage has for every micro-batch one F, and then one B or one I and then one
-  // W, all on one rank and there in this order; every rank has a stage; and ranks that share a stage share all of theirs.
+  // W, all on one rank and there in this order; every rank has a stage; and a stage on two ranks is a copy as DualPipe has it.
   explicit Assignment(const Schedule& schedule);
 
   // Of the micro-batch's passes through this stage.

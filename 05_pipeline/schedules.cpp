@@ -95,7 +95,7 @@ Schedule make_schedule(const ScheduleOptions& options) {
   check_options(options);
   Schedule schedule = options.name == kFromFile ? from_file(options) : published(options);
   const Assignment whole(schedule);  // or an InputError, with the file's name if it is from one
-  schedule.name = options.name;
+  if (options.name != kFromFile) schedule.name = options.name;
   return schedule;
 }
 

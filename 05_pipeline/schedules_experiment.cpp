@@ -44,7 +44,7 @@ double share_of_stage(const Schedule& s) { return static_cast<double>(s.rank_cou
 
 struct SimulatedRow {
   Simulation run;
-  double share, peak, weight_work;  // of what a rank has of the model
+  double share, peak, weight_work, both;  // of what a rank has of the model
   std::int64_t messages = 0;
   double parameters = 1;
 };
@@ -52,23 +52,17 @@ struct SimulatedRow {
 SimulatedRow simulate_row(const Schedule& s) {
   const Assignment assignment(s);
   const double share = share_of_stage(s);
-  SimulatedRow row{simulate(s, uniform_costs(share, share, share)), share, 0, 0};
+  SimulatedRow row{simulate(s, uniform_costs(share, share, share)), share, 0, 0, 0};
   for (int r = 0; r < s.rank_count(); ++r) {
     row.peak = std::max(row.peak, share * peak_activations(s, r));
-    for (const Live& live : live_after(s, r)) row.weight_work = std::max(row.weight_work, share * live.all_weight_work());
+    for (const Live& live : live_after(s, r)) {
+      row.weight_work = std::max(row.weight_work, share * live.all_weight_work());
+      row.both = std::max(row.both, share * (live.all_activations() + live.all_weight_work()));
+    }
   }
   row.parameters = assignment.copies() ? 2 : 1;
-  for (int stage = 0; stage + 1 < s.stages; ++stage)
-    for (int m = 0; m < s.micro_batches; ++m)
-      row.messages += assignment.rank_of(stage, m) == assignment.rank_of(stage + 1, m) ? 0 : 2;
+  row.messages = 2 * crossings(s);
   return row;
-}
-
-double bubble_of(const Schedule& s, const SimulatedRow& row) {
-  double idle = row.run.cost() - row.run.busy(0);
-  if (s.name.starts_with("dualpipe"))
-    for (int r = 0; r < s.rank_count(); ++r) idle = std::max(idle, row.run.idle(r));
-  return idle;
 }
 
 }  // namespace
@@ -77,7 +71,7 @@ void schedules_experiment(Experiment& e) {
   if (!e.world.is_root()) return;
   const ScheduleOptions& given = e.lesson.schedule;
   std::vector<std::vector<std::string>> table{
-      {"", "schedule", "M", "time", "idle", "keeps", "W waits", "messages", "parameters"}};
+      {"", "schedule", "M", "time", "idle", "keeps", "W waits", "both", "messages", "parameters"}};
   std::string left_out;
   for (const LadderStep& step : ladder(given)) {
     Schedule s;
@@ -90,7 +84,7 @@ void schedules_experiment(Experiment& e) {
     const SimulatedRow row = simulate_row(s);
     table.push_back({step.what, step.options.name, fmt::format("{}", s.micro_batches), fmt::format("{:g}", row.run.makespan),
                      fmt::format("{:.1f}%", 100 * row.run.bubble_rate()), fmt::format("{:g}", row.peak),
-                     fmt::format("{:g}", row.weight_work), fmt::format("{}", row.messages),
+                     fmt::format("{:g}", row.weight_work), fmt::format("{:g}", row.both), fmt::format("{}", row.messages),
                      fmt::format("{:g}x", row.parameters)});
     // DualPipe's form is for the two stages' passes that a rank has.
     const std::optional<double> form = closed_bubble(step.options, 1, 1, 1);
@@ -98,11 +92,11 @@ void schedules_experiment(Experiment& e) {
     if (form)
       e.report.claims.push_back(
           make_claim(fmt::format("schedules, {} of {} micro-batches: idle time, if F, I and W take 1", s.name, s.micro_batches),
-                     *form * unit, bubble_of(s, row), 1e-9));
+                     *form * unit, scheduled_bubble(step.options, row.run), 1e-9));
   }
   if (e.prints())
     fmt::print("\n{} ranks, F, I and W of a rank's layers 1, B 2; keeps and W waits in micro-batches of a rank's layers\n{}{}",
-               given.ranks, format_table(table, "llrrrrrrr"), left_out);
+               given.ranks, format_table(table, "llrrrrrrrr"), left_out);
 }
 
 }  // namespace ref5d::pipeline

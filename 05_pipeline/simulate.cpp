@@ -134,7 +134,11 @@ double Simulation::cost() const {
   return longest;
 }
 
-double Simulation::bubble_rate() const { return (cost() - busy(0)) / cost(); }
+double Simulation::bubble_rate() const {
+  double work = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) work += busy(static_cast<int>(r));
+  return 1 - work / (cost() * static_cast<double>(ranks.size()));
+}
 
 Simulation simulate(const Schedule& schedule, const Costs& costs) {
   TimedRun run(schedule, costs);

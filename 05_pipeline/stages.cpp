@@ -42,8 +42,9 @@ std::vector<std::int64_t> layers_of_stages(std::int64_t layers, int stages, cons
   const std::vector<std::int64_t> counts = given.empty() ? even_layers(layers, stages) : given_layers(layers, stages, given);
   for (std::size_t s = 1; s + 1 < counts.size(); ++s)
     if (counts[s] == 0)
-      throw InputError(fmt::format("stage {} of {} has no layer; give --layers of at least {}{}", s, stages, stages - 2,
-                                   given.empty() ? "" : ", or other --stage-layers"));
+      throw InputError(fmt::format("stage {} of {} has no layer; give {}", s, stages,
+                                   given.empty() ? fmt::format("--layers of at least {}, or fewer stages", stages - 2)
+                                                 : "other --stage-layers: only the first and the last may have none"));
   return counts;
 }
 

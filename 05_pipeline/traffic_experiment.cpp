@@ -39,7 +39,7 @@ Way as_pipeline(Experiment& e, const Options& all, int n) {
   l.stage.options = all;
   return {fmt::format("pp, {}", lesson.schedule.name),
           "a boundary, twice for each micro-batch",
-          2 * crossed_boundaries(*plan) * e.options.grad_accum * boundary_bytes(l),
+          2 * crossings(plan->schedule) * e.options.grad_accum * boundary_bytes(l),
           [](const TrafficRow& r) { return r.phase == "boundaries"; },
           [&e, lesson](Mesh& mesh) { return plan_layout(e.options, lesson, e.world, mesh).settings; },
           {.pp = n}};
@@ -90,7 +90,7 @@ void traffic_experiment(Experiment& e) {
   const int n = e.mesh.everyone().size();
   const GptConfig model = model_config(e.options);
   const auto leave_out = [&](const std::string& what, const std::string& why) {
-    if (e.prints()) fmt::print("\ntraffic: {} left out, {}\n", what, why);
+    if (e.prints()) fmt::print("\ntraffic: {}left out, {}\n", what, why);
   };
   if (e.lesson.schedule.ranks != n || n == 1) return leave_out("", "since not all ranks are along pp; leave the axes out");
   if (!transport_counts_wire()) return leave_out("", "since NCCL's bytes are not counted");
@@ -100,12 +100,12 @@ void traffic_experiment(Experiment& e) {
   if (n <= std::min(model.heads, model.ffn)) {
     ways.push_back(as_tensor_parallel(all, n));
   } else {
-    leave_out("tp is", fmt::format("since {} heads cannot be on {} ranks", model.heads, n));
+    leave_out("tp is ", fmt::format("since {} heads cannot be on {} ranks", model.heads, n));
   }
   if (all.grad_accum % n == 0) {
     ways.push_back(as_zero3(all, n));
   } else {
-    leave_out("zero3 is", fmt::format("since {} micro-batches cannot be shared by {} ranks", all.grad_accum, n));
+    leave_out("zero3 is ", fmt::format("since {} micro-batches cannot be shared by {} ranks", all.grad_accum, n));
   }
   std::vector<std::vector<std::string>> table{{"", "sends", "bytes of all ranks in a step", "of pp's"}};
   std::int64_t of_pipeline = 0;

@@ -24,12 +24,13 @@ TEST_F(PipelineRuntime, P39_NobodyReadsABufferThatWasGivenAway) {
   std::size_t turn = 0;
   for (const std::string& name : published_schedules(n_)) {
     const std::size_t now = turn++;
+    if (n_ > 4 && now % 2 != 0) continue;
     pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
     lesson.pipeline.links.poison = true;
     TrainerOptions o = pipelined_options(with_layers(variant("llama_tied"), stages_of(lesson)), lesson, 1, 1 + now % 2);
     o.recompute = recompute[now % 3];
     expect_as_alone(*mesh, o, lesson, "llama_tied");
-    if (n_ > 4 && now % 3 != 0) continue;
+    if (n_ > 2 && now % 3 != 0) continue;
     lesson.pipeline.links.reuse_before_sent = true;
     const std::string found = pipeline_departure(*mesh, o, lesson, "llama_tied");
     EXPECT_TRUE(mesh->everyone().rank != 0 || !found.empty()) << text(lesson);
@@ -39,11 +40,10 @@ TEST_F(PipelineRuntime, P39_NobodyReadsABufferThatWasGivenAway) {
 // Boundaries of a mebibyte, which MPI sends only when they are received.
 TEST_F(PipelineRuntime, P38_LongMessages) {
   NEEDS_RANKS(2);
-  if (n_ == 3 || n_ > 4 || kEmulated) return;
+  if (n_ > 2 || kEmulated) return;
   auto mesh = pipeline_slice({.pp = n_});
   SingleRuns alone(1);
-  for (const char* name : {"1f1b", "interleaved", "dualpipe"}) {
-    if (n_ > 2 && name[0] != '1') continue;
+  for (const char* name : {"1f1b", "interleaved"}) {
     pipeline::Lesson lesson = pipeline_lesson(name, n_, nearest_micro_batches(name, n_, 2));
     lesson.pipeline.links.poison = true;
     GptConfig c = with_length(with_layers(small(), stages_of(lesson)), 64);
@@ -65,6 +65,12 @@ LiveBytes live_bytes() {
           ledger.current(MemoryCategory::kCommunication)};
 }
 
+std::int64_t most_activations(const std::vector<pipeline::CellMemory>& memory) {
+  std::int64_t most = 0;
+  for (const pipeline::CellMemory& m : memory) most = std::max(most, m.activations);
+  return most;
+}
+
 // What every step leaves is what was there before it, and after every cell the ledger has what the schedule keeps then.
 TEST_F(PipelineRuntime, P42_LiveBytesReturnToTheBaseline) {
   NEEDS_RANKS(2);
@@ -73,7 +79,7 @@ TEST_F(PipelineRuntime, P42_LiveBytesReturnToTheBaseline) {
   for (const std::string& name : published_schedules(n_)) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
       const std::size_t now = turn++;
-      if ((n_ > 2 || kEmulated) && now % 2 != 0) continue;
+      if ((n_ > 2 || kEmulated) && now % (n_ > 4 ? 4 : 2) != 0) continue;
       const pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
       TrainerOptions o = pipelined_options(with_layers(variant("llama_qk_norm"), stages_of(lesson)), lesson, 1, 1 + now % 2);
       o.recompute = recompute;
@@ -86,13 +92,14 @@ TEST_F(PipelineRuntime, P42_LiveBytesReturnToTheBaseline) {
         EXPECT_TRUE(live_bytes() == before) << text(lesson) << ", step " << step;
       }
       const int rank = (*mesh)["pp"].rank();
-      const pipeline::RankCounts counts = pipeline::count(settings.pipeline->plan(), rank, settings.pipeline->memory(), 0);
-      EXPECT_EQ(settings.pipeline->memory().size(), settings.pipeline->plan().schedule.ranks[std::size_t(rank)].size());
+      const std::vector<pipeline::CellMemory>& memory = settings.pipeline->memory();
+      const pipeline::RankCounts counts = pipeline::count(settings.pipeline->plan(), rank, memory, 0);
+      EXPECT_EQ(memory.size(), settings.pipeline->plan().schedule.ranks[std::size_t(rank)].size());
       EXPECT_EQ(counts.differing_cells, 0) << text(lesson) << ", recompute " << static_cast<int>(recompute);
       const int m = lesson.schedule.micro_batches;
       const bool one_by_one = name == "1f1b" || name == "zb-h1";
       if (one_by_one || name == "gpipe") {
-        EXPECT_EQ(counts.peak_micro_batches, one_by_one ? std::min(m, n_ - rank) : m) << name;
+        EXPECT_EQ(most_activations(memory), (one_by_one ? std::min(m, n_ - rank) : m) * memory.at(0).activations) << name;
       }
     }
   }
@@ -112,6 +119,7 @@ Dataset shortening_rows(const GptConfig& c, std::int64_t count, std::int64_t bat
 // has been summed stays.
 TEST_F(PipelineRuntime, P45_TheLengthOfRowsChanges) {
   NEEDS_RANKS(2);
+  if (n_ > 4) return;
   auto mesh = pipeline_slice({.pp = n_});
   for (const std::string& name : published_schedules(n_)) {
     if ((n_ > 2 || kEmulated) && name != "1f1b" && name != "zb-v" && name != "dualpipe") continue;
@@ -239,6 +247,7 @@ TEST_F(PipelineRuntime, T6_EveryWeightGradientAtTheEnd) {
 // A schedule that was written down and read again is the same one.
 TEST_F(PipelineRuntime, ASchedulesCsvRunsAsTheScheduleDoes) {
   NEEDS_RANKS(2);
+  if (n_ > 4) return;
   auto mesh = pipeline_slice({.pp = n_});
   for (const char* name : {"zb-h1", "interleaved", "dualpipev"}) {
     const pipeline::Lesson lesson = pipeline_lesson(name, n_, nearest_micro_batches(name, n_, 3));
@@ -256,12 +265,12 @@ TEST_F(PipelineRuntime, TwoRunsAreEqualInEveryBit) {
   NEEDS_RANKS(2);
   auto mesh = pipeline_slice({.pp = n_});
   for (const std::string& name : published_schedules(n_)) {
-    if ((n_ > 4 || kEmulated) && name != "zb-v" && name != "dualpipe") continue;
+    if ((n_ > 4 || kEmulated) && name != "dualpipe") continue;
     const pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
     const TrainerOptions o = pipelined_options(with_layers(variant("gpt2"), stages_of(lesson)), lesson);
     const Dataset data = alone_.data(o);
     const RunValues first = train_through(*mesh, o, lesson, data, 2);
-    for (std::uint64_t seed = kEmulated ? 1 : 0; seed < (n_ > 2 ? 2 : 4); ++seed) {
+    for (std::uint64_t seed = kEmulated ? 1 : 0; seed < (n_ > 2 ? 1 : 4); ++seed) {
       set_order_seed(seed);
       EXPECT_TRUE(same_bits(*mesh, train_through(*mesh, o, lesson, data, 2), first)) << text(lesson) << ", seed " << seed;
     }

@@ -66,7 +66,7 @@ TEST(CommandLineTest, AFlagAloneStandsForItsFirstChoice) {
     EXPECT_EQ(program.parse(arguments), ParseOutcome::kRun);
     EXPECT_EQ(program.draw, expected);
   }
-  EXPECT_EQ(error_for({"--draw", "gird"}), "--draw gird: did you mean grid? (grid, csv)");
+  EXPECT_EQ(error_for({"--draw", "gird"}), "--draw gird: must be one of grid, csv; did you mean grid?");
   EXPECT_EQ(error_for({"--draw", "--draw"}), "--draw is given 2 times; give it once");
 }
 

@@ -16,15 +16,15 @@ namespace pipeline_exchanges_test {
 
 using namespace pipeline;
 
-std::string fault_of(const Schedule& s, const Exchanges& e, bool blocking = false) {
-  return input_error_of([&] { expect_no_deadlock(s, e, blocking); });
+std::string fault_of(const Schedule& s, const Exchanges& e) {
+  return input_error_of([&] { expect_no_deadlock(s, e); });
 }
 
 TEST(ScheduleExchanges, P36_P37_P38_NoScheduleOfAnySizeStandsStill) {
   for (const Schedule& s : all_schedules(6)) {
     const Exchanges exchanges = make_exchanges(s);
     EXPECT_EQ(fault_of(s, exchanges), "") << size_text(s);
-    EXPECT_EQ(fault_of(s, exchanges, true), "") << size_text(s);
+    EXPECT_EQ(fault_of(s, exchanges), "") << size_text(s);
   }
   for (int v = 1; v <= 4; ++v) {
     for (int m = 1; m <= 7; ++m) {
@@ -42,7 +42,7 @@ TEST(ScheduleExchanges, P37_InterleavedOnTwoRanks) {
     for (const int v : {2, 3, 4}) {
       const Schedule s = schedule_of("interleaved", 2, m, v);
       EXPECT_EQ(fault_of(s, make_exchanges(s)), "") << m << " " << v;
-      EXPECT_EQ(fault_of(s, make_exchanges(s), true), "") << m << " " << v;
+      EXPECT_EQ(fault_of(s, make_exchanges(s)), "") << m << " " << v;
     }
   }
 }
@@ -124,7 +124,7 @@ TEST(ScheduleExchanges, OneRankHasNone) {
     const Schedule s = schedule_of(name, 1, 4);
     EXPECT_TRUE(make_exchanges(s)[0].empty());
     EXPECT_TRUE(naive_exchanges(s)[0].empty());
-    EXPECT_EQ(fault_of(s, make_exchanges(s), true), "");
+    EXPECT_EQ(fault_of(s, make_exchanges(s)), "");
   }
 }
 
@@ -132,17 +132,17 @@ TEST(ScheduleExchanges, OneRankHasNone) {
 TEST(ScheduleExchanges, P38_NaiveBlockingCallsStandStill) {
   const Schedule s = schedule_of("1f1b", 2, 4);
   EXPECT_EQ(
-      fault_of(s, naive_exchanges(s), true),
+      fault_of(s, naive_exchanges(s)),
       "schedule 1f1b stands still: rank 0 sends 0F1 to rank 1, which has not got to receive it; rank 1 sends 1B0 to rank 0, "
       "which has not got to receive it");
   for (const int p : {2, 3, 4, 8}) {
     for (const char* name : {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"}) {
       const Schedule longer = schedule_of(name, p, 2 * p);
-      EXPECT_NE(fault_of(longer, naive_exchanges(longer), true), "") << size_text(longer);
+      EXPECT_NE(fault_of(longer, naive_exchanges(longer)), "") << size_text(longer);
     }
     // GPipe's ranks never have messages both ways at a time.
     const Schedule gpipe = schedule_of("gpipe", p, 2 * p);
-    EXPECT_EQ(fault_of(gpipe, naive_exchanges(gpipe), true), "");
+    EXPECT_EQ(fault_of(gpipe, naive_exchanges(gpipe)), "");
   }
 }
 
