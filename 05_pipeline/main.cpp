@@ -1,4 +1,5 @@
 // 05_pipeline: a model's layers cut over several ranks, and the schedules by which micro-batches pass through them.
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include "05_pipeline/drawing.h"
