@@ -51,7 +51,7 @@ TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
 CUT_MODELS := TensorParallel.*:CutLayers.*:SequenceLayouts.*:SequenceParallel.*:ContextAttention.*:ContextParallel.*
 # Those whose waits between streams the emulator checks: every strategy and option.
-TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*:PipelineSchedules.EverySchedule*:PipelineRuntime.P39*
+TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*:PipelineSchedules.P36_Every*:PipelineRuntime.P39*
 parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS):Pipeline*.* \
   $(1)@16=$(COMMUNICATION)
 # Of the programs' tests some mostly wait, so they run beside the others; those on several hosts compare times, and run alone.

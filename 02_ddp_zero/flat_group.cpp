@@ -114,7 +114,8 @@ std::vector<std::vector<std::size_t>> groups_of_units(const Gpt& gpt, const Flat
   std::vector<std::vector<std::size_t>> all;
   for (std::int64_t unit = 0; unit < gpt.unit_count(); ++unit) {
     std::set<std::size_t> used;
-    for (const auto& p : gpt.parameters_of(unit)) used.insert(groups.find(*p).group);
+    if (gpt.has(unit))
+      for (const auto& p : gpt.parameters_of(unit)) used.insert(groups.find(*p).group);
     all.emplace_back(used.begin(), used.end());
   }
   return all;

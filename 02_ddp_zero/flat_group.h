@@ -80,7 +80,7 @@ class FlatGroups {
 // A group for each of the model's units (embedding, blocks, head), or one for the whole model. A weight that two units use is
 // in the first's; if they are different pipeline stages, in a group of its own, the last.
 [[nodiscard]] FlatGroups make_units(const Gpt& gpt, bool whole_model, int ranks);
-// The groups that each unit of the model uses.
+// The groups that each unit of the model uses; none for units of other pipeline stages.
 [[nodiscard]] std::vector<std::vector<std::size_t>> groups_of_units(const Gpt& gpt, const FlatGroups& groups);
 
 }  // namespace ref5d::data_parallel

@@ -56,8 +56,7 @@ void describe(ValueList& config, const Lesson& lesson, Mesh& mesh, int shard_siz
 }
 
 std::string tokens_of(const context_parallel::SequenceLayout& layout) {
-  std::int64_t least = layout.length(0);
-  for (int r = 0; r < layout.ranks(); ++r) least = std::min(least, layout.length(r));
+  const std::int64_t least = layout.shortest();
   return least == layout.longest() ? fmt::format("{}", least) : fmt::format("{} or {}", layout.longest(), least);
 }
 
@@ -87,8 +86,11 @@ class MemoryCap {
 void apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson) {
   if (mesh.size("tp") > 1) {
     const auto axis = tensor_parallel::apply(settings, mesh, lesson.tensor);
-    const std::int64_t tokens = context_parallel::tokens_here(mesh, lesson.context, settings.model.seq);
-    if (lesson.sp) sequence_parallel::apply(settings, mesh, axis, lesson.sequence, tokens);
+    const context_parallel::SequenceLayout sequences =
+        context_parallel::make_layout(lesson.context.layout, settings.model.seq, static_cast<int>(mesh.size("cp")));
+    if (lesson.sp)
+      sequence_parallel::apply(settings, mesh, axis, lesson.sequence, sequences.length(static_cast<int>(mesh.coordinate("cp"))),
+                               sequences.shortest());
   }
   if (mesh.size("cp") > 1) context_parallel::apply(settings, mesh, lesson.context);
 }

@@ -54,6 +54,12 @@ std::int64_t SequenceLayout::length() const {
   return n;
 }
 
+std::int64_t SequenceLayout::shortest() const {
+  std::int64_t least = length(0);
+  for (int r = 1; r < ranks(); ++r) least = std::min(least, length(r));
+  return least;
+}
+
 std::int64_t SequenceLayout::longest() const {
   std::int64_t most = 0;
   for (const Places& p : places) most = std::max(most, static_cast<std::int64_t>(p.size()));

@@ -29,6 +29,7 @@ struct SequenceLayout {
   [[nodiscard]] std::int64_t length() const;
   // Of the rank that has most.
   [[nodiscard]] std::int64_t longest() const;
+  [[nodiscard]] std::int64_t shortest() const;
 };
 
 [[nodiscard]] std::vector<std::string> layout_names();

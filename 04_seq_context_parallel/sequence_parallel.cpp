@@ -134,14 +134,15 @@ std::vector<Segment> residual_rows(const Axis& axis, std::int64_t samples, std::
 }  // namespace
 
 void apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<Axis>& axis, const SequenceParallelOptions& options,
-           std::int64_t tokens_per_sequence) {
+           std::int64_t tokens_per_sequence, std::int64_t fewest_tokens) {
   if (settings.loader.cut || settings.accumulate)
     throw std::logic_error("sequence_parallel::apply comes before context_parallel::apply and data_parallel::apply");
-  if (tokens_per_sequence * settings.micro_batch < axis->size())
-    throw InputError(fmt::format(
-        "--sp cannot cut a micro-batch of {} token{} over {} ranks: every rank needs one at least; use a "
-        "longer --seq or a larger --micro-batch",
-        tokens_per_sequence * settings.micro_batch, tokens_per_sequence * settings.micro_batch == 1 ? "" : "s", axis->size()));
+  const std::int64_t fewest = fewest_tokens * settings.micro_batch;
+  if (fewest < axis->size())
+    throw InputError(
+        fmt::format("--sp cannot cut a micro-batch of {} token{} over {} ranks: every rank needs one at least; use a "
+                    "longer --seq or a larger --micro-batch",
+                    fewest, fewest == 1 ? "" : "s", axis->size()));
   settings.cut = [axis, options, before = settings.cut](Gpt& gpt) {
     if (before) before(gpt);
     apply(gpt, axis, options);

@@ -49,9 +49,10 @@ struct SequenceParallelOptions {
 void apply(Gpt& gpt, const std::shared_ptr<tensor_parallel::Axis>& axis, const SequenceParallelOptions& options);
 
 // Turns the settings of a tensor-parallel run over this axis of the mesh into those of a sequence-parallel one.
-// tokens_per_sequence: on this rank, fewer than the model's where context parallelism cuts sequences. Before
-// context_parallel::apply. InputError if some rank would have no row.
+// tokens_per_sequence: on this rank, fewer than the model's where context parallelism cuts sequences; fewest_tokens: on the
+// rank that has fewest of them, by which all ranks refuse what one must. Before context_parallel::apply. InputError if some
+// rank would have no row.
 void apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<tensor_parallel::Axis>& axis,
-           const SequenceParallelOptions& options, std::int64_t tokens_per_sequence);
+           const SequenceParallelOptions& options, std::int64_t tokens_per_sequence, std::int64_t fewest_tokens);
 
 }  // namespace ref5d::sequence_parallel

@@ -23,7 +23,7 @@ std::optional<double> closed_bubble(const ScheduleOptions& s, double forward, do
 std::optional<double> closed_peak(const ScheduleOptions& s, int rank) {
   const int P = s.ranks, M = s.micro_batches, after = P - rank;  // ranks from this one to the last
   if (s.name == "gpipe") return M;
-  if (s.name == "1f1b" || s.name == "zb-h1") return std::min(M, after);
+  if (s.name == "1f1b" || s.name == "zb-h1" || (s.name == "interleaved" && s.chunks == 1)) return std::min(M, after);
   if (s.name == "zb-h2") return std::min(M, 2 * after - 1);
   if (s.name == "interleaved" && s.group == 0 && M % P == 0)
     return static_cast<double>(std::min(M * s.chunks, 2 * (after - 1) + (s.chunks - 1) * P + 1)) / s.chunks;

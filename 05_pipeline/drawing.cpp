@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/device/error.h"
+
 namespace ref5d::pipeline {
 
 namespace {
@@ -132,6 +134,12 @@ std::string draw(const Schedule& schedule, bool colours) {
   style.unit = unit_for(schedule, style.mark);
   style.colours = colours;
 
+  constexpr double kMostCharacters = 1e7;
+  const double characters = run.makespan * static_cast<double>(style.unit) * schedule.rank_count();
+  if (characters > kMostCharacters)
+    throw InputError(
+        fmt::format("a drawing of {} ranks and {:.0f} units of time has {:.0f} million characters; use --print-schedule csv",
+                    schedule.rank_count(), run.makespan, characters / 1e6));
   std::string text;
   const std::size_t name_width = digits(schedule.rank_count());
   for (int r = 0; r < schedule.rank_count(); ++r) {
@@ -139,7 +147,7 @@ std::string draw(const Schedule& schedule, bool colours) {
     text += fmt::format("rank {:>{}} |", r, name_width);
     text += draw_row(schedule.ranks[i], run.ranks[i], run.makespan, assignment.stages_of(r), style) + "|\n";
   }
-  return text + fmt::format("time {:.0f}, idle {:.1f}% of a rank's own | {}\n", run.makespan, 100 * run.bubble_rate(),
+  return text + fmt::format("time {:.0f}, idle {:.1f}% | {}\n", run.makespan, 100 * run.bubble_rate(),
                             legend(schedule, style));
 }
 

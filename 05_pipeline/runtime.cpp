@@ -42,6 +42,7 @@ class Pipeline::Step {
     const std::vector<Cell>& cells = p_.plan_->schedule.ranks[index(p_.rank_)];
     const std::vector<Exchange>& exchanges = p_.plan_->exchanges[index(p_.rank_)];
     batches_.emplace(cells, loader_, share_, micro_batch_, first);
+    rows_ = 0;
     if (p_.options_.faults.mean_per_micro_batch) batches_->divide_each();
     auto next = exchanges.begin();
     const auto exchange_before = [&](std::size_t cell) {

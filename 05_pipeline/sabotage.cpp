@@ -1,7 +1,10 @@
 #include "05_pipeline/sabotage.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
+#include "05_pipeline/costs.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
 
@@ -11,10 +14,20 @@ namespace {
 
 void few_steps(Options& o, Lesson&, const CommandLine& line) {
   prefer(o, line, "--steps", o.steps, std::int64_t{3});
-  need(o, o.init_std.value_or(1) > 0, "weights that differ; leave --init-std out");
+  need(o, o.init_std.value_or(1) >= 1e-3, "weights of some size; leave --init-std out");
+}
+
+std::shared_ptr<const Plan> plan_of(const Options& o, const Lesson& lesson) {
+  return make_plan(make_schedule(lesson.schedule), model_config(o).layers, lesson.pipeline.stage_layers);
+}
+
+void with_messages(Options& o, Lesson& lesson, const CommandLine& line) {
+  few_steps(o, lesson, line);
+  need(o, crossings(plan_of(o, lesson)->schedule) > 0, "messages; leave --schedule-file out");
 }
 
 void with_schedule(Options& o, Lesson& lesson, const CommandLine& line, const char* name) {
+  need(o, lesson.schedule.file.empty(), std::string("--schedule ") + name + "; leave --schedule-file out");
   prefer(o, line, "--schedule", lesson.schedule.name, std::string(name));
   need(o, lesson.schedule.name == name, std::string("--schedule ") + name + "; leave --schedule out");
 }
@@ -23,9 +36,8 @@ void with_tied(Options& o, Lesson& lesson, const CommandLine& line) {
   few_steps(o, lesson, line);
   if (!model_config(o).tied) prefer(o, line, "--tied", o.tied, true);
   need(o, model_config(o).tied, "a tied embedding; leave --no-tied out");
-  const std::string& name = lesson.schedule.name;
-  need(o, name != "zb-v" && name != "dualpipe" && name != "dualpipev",
-       "an embedding and a head on different ranks; leave --schedule out");
+  need(o, plan_of(o, lesson)->ends_apart(),
+       "an embedding and a head on different ranks; leave --schedule and --schedule-file out");
 }
 
 void with_halves(Options& o, Lesson& lesson, const CommandLine& line) {
@@ -39,11 +51,12 @@ void with_halves(Options& o, Lesson& lesson, const CommandLine& line) {
 void with_overtaking(Options& o, Lesson& lesson, const CommandLine& line) {
   few_steps(o, lesson, line);
   const bool two = lesson.schedule.ranks == 2;
-  prefer(o, line, "--schedule", lesson.schedule.name, std::string(two ? "interleaved" : "zb-v"));
-  if (two) prefer(o, line, "--micro-batches", lesson.schedule.micro_batches, 5);
+  if (lesson.schedule.file.empty())
+    prefer(o, line, "--schedule", lesson.schedule.name, std::string(two ? "interleaved" : "zb-v"));
+  if (two && lesson.schedule.name == "interleaved") prefer(o, line, "--micro-batches", lesson.schedule.micro_batches, 5);
   const std::int64_t stages = 2 * lesson.schedule.ranks;
   if (model_config(o).layers + 2 < stages) prefer(o, line, "--layers", o.layers, stages);
-  const auto plan = make_plan(make_schedule(lesson.schedule), model_config(o).layers, lesson.pipeline.stage_layers);
+  const auto plan = plan_of(o, lesson);
   const auto planted = with_receives_by_need(*plan);
   const auto same = [](const Exchange& a, const Exchange& b) { return a.receives == b.receives; };
   bool differs = false;
@@ -52,10 +65,28 @@ void with_overtaking(Options& o, Lesson& lesson, const CommandLine& line) {
   need(o, differs, "messages that overtake each other; leave --schedule, --micro-batches and --chunks out");
 }
 
+// Whether the first steps' micro-batches have different numbers of labels.
+bool has_uneven_labels(const Options& o, const Lesson& lesson) {
+  const Dataset data(dataset_options(o, model_config(o)));
+  const std::int64_t micro_batches = o.grad_accum * lesson.schedule.micro_batches;
+  for (std::int64_t step = 0; step < o.steps; ++step) {
+    const GlobalBatch batch = global_batch(data, step, o.micro_batch * micro_batches);
+    std::set<std::int64_t> counts;
+    for (std::int64_t m = 0; m < micro_batches; ++m) {
+      std::int64_t labels = 0;
+      for (const Row& row : rows_of_micro_batch(batch, o.micro_batch, m)) labels += count_valid_labels(row);
+      counts.insert(labels);
+    }
+    if (counts.size() > 1) return true;
+  }
+  return false;
+}
+
 void with_uneven_labels(Options& o, Lesson& lesson, const CommandLine& line) {
   few_steps(o, lesson, line);
   prefer(o, line, "--documents", o.documents, std::string("pad"));
-  need(o, o.documents == "pad" && o.data.empty(), "rows with different numbers of labels; leave --documents and --data out");
+  need(o, has_uneven_labels(o, lesson),
+       "micro-batches with different numbers of labels; leave --documents, --micro-batches, --seq and --data out");
 }
 
 void with_clipping(Options& o, Lesson& lesson, const CommandLine& line) {
@@ -72,7 +103,7 @@ void with_copies(Options& o, Lesson& lesson, const CommandLine& line) {
 
 const std::vector<Sabotage>& sabotages() {
   static const auto* const kAll = new std::vector<Sabotage>{
-      {"early-reuse", "a buffer is used again before the message in it has left (P39)", 1, few_steps,
+      {"early-reuse", "a buffer is used again before the message in it has left (P39)", 1, with_messages,
        [](Lesson& l) { l.pipeline.links.reuse_before_sent = true; }},
       {"weights-after-reduction", "the last W of each stage runs when gradients have been reduced (P41)", 2, with_halves,
        [](Lesson& l) { l.pipeline.faults.weights_after_reduction = true; }},

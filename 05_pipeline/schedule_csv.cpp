@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 
+#include "common/app/flag_value.h"
 #include "common/device/error.h"
 #include "common/io/file.h"
 
@@ -80,7 +82,7 @@ std::vector<Cell> parse_row(std::string_view line, std::size_t row, const std::s
       throw InputError(
           fmt::format("{}, row {}, cell {}: \"{}\" is no operation; write 2F0 (stage, F, B, I or W, micro-batch), "
                       "(2F4;5B1)OVERLAP_F_B, or nothing",
-                      source, row, column, text.substr(0, 40)));
+                      source, row, column, printable(text.substr(0, 40))));
     }
     cells.push_back(*cell);
   });
@@ -119,6 +121,11 @@ Schedule parse_csv(const std::string& text, const std::string& source) {
   return schedule;
 }
 
-Schedule read_csv(const std::string& path) { return parse_csv(read_file(path), path); }
+Schedule read_csv(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_character_file(path, error))
+    throw InputError(path + " is a device; give a file of comma-separated cells, a row for each rank");
+  return parse_csv(read_file(path), path);
+}
 
 }  // namespace ref5d::pipeline

@@ -43,7 +43,8 @@ void check_options(const ScheduleOptions& o) {
   if (o.name == "interleaved" && o.group < 0) {
     throw InputError(fmt::format("--group must be 1 or more, or 0 for groups that fit the ranks; {} was given", o.group));
   }
-  const std::int64_t stages = std::int64_t{o.ranks} * (o.name == "interleaved" ? o.chunks : 2);
+  const bool v = o.name == "zb-v" || o.name == "dualpipev";
+  const std::int64_t stages = std::int64_t{o.ranks} * (o.name == "interleaved" ? o.chunks : v ? 2 : 1);
   constexpr std::int64_t kMost = 1'000'000;
   if (stages > kMost || stages * o.micro_batches > kMost) {
     throw InputError(
@@ -69,8 +70,10 @@ Schedule from_file(const ScheduleOptions& o) {
   if (o.file.empty()) throw InputError("--schedule custom needs the name of a CSV file, with a row for each rank");
   Schedule schedule = read_csv(o.file);
   if (schedule.rank_count() != o.ranks || schedule.micro_batches != o.micro_batches) {
-    throw InputError(fmt::format("{} is a schedule of {} ranks and {} micro-batches; {} and {} were asked for", o.file,
-                                 schedule.rank_count(), schedule.micro_batches, o.ranks, o.micro_batches));
+    throw InputError(
+        fmt::format("{0} is a schedule of {1} ranks and {2} micro-batches; {3} and {4} were asked for, give --pp {1} and "
+                    "--micro-batches {2}",
+                    o.file, schedule.rank_count(), schedule.micro_batches, o.ranks, o.micro_batches));
   }
   return schedule;
 }

@@ -16,6 +16,7 @@ namespace {
 std::vector<std::int64_t> given_layers(std::int64_t layers, int stages, const std::string& given) {
   std::vector<std::int64_t> counts;
   std::istringstream parts(given);
+  if (given.ends_with(',')) throw InputError(fmt::format("--stage-layers {}: ends in a comma; write 2,1,1", printable(given)));
   for (std::string part; std::getline(parts, part, ',');)
     counts.push_back(parse_integer("--stage-layers", part, {.min = 0, .max = layers}));
   const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});

@@ -33,17 +33,21 @@ std::vector<std::shared_ptr<Parameter>> Gpt::parameters_of(std::int64_t unit) co
   return blocks[static_cast<std::size_t>(unit - 1)]->parameters();
 }
 
+bool Gpt::has(std::int64_t unit) const {
+  return std::any_of(here_.begin(), here_.end(),
+                     [&](const Units& u) { return unit >= u.begin && (u.end < 0 || unit < u.end); });
+}
+
 void Gpt::keep(const std::vector<Units>& here) {
+  here_ = here;
   struct Uses {
     int all = 0, here = 0;
   };
   std::map<Parameter*, Uses> uses;
   for (std::int64_t unit = 0; unit < unit_count(); ++unit) {
-    const bool is_here =
-        std::any_of(here.begin(), here.end(), [&](const Units& u) { return unit >= u.begin && (u.end < 0 || unit < u.end); });
     for (const auto& p : parameters_of(unit)) {
       ++uses[p.get()].all;
-      uses[p.get()].here += is_here ? 1 : 0;
+      uses[p.get()].here += has(unit) ? 1 : 0;
     }
   }
   for (const auto& [p, n] : uses) {

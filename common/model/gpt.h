@@ -45,6 +45,8 @@ class Gpt {
   void keep(const std::vector<Units>& here);
 
   [[nodiscard]] std::int64_t unit_count() const { return config_.layers + 2; }
+  // Whether keep() left the unit here.
+  [[nodiscard]] bool has(std::int64_t unit) const;
   // Those that a unit uses: a tied weight is in two.
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters_of(std::int64_t unit) const;
   // Each parameter once (a tied weight too), in forward order.
@@ -69,6 +71,7 @@ class Gpt {
 
  private:
   GptConfig config_;
+  std::vector<Units> here_ = {Units()};
 };
 
 }  // namespace ref5d

@@ -123,7 +123,7 @@ TEST_F(PipelineRuntime, P45_TheLengthOfRowsChanges) {
   auto mesh = pipeline_slice({.pp = n_});
   for (const std::string& name : published_schedules(n_)) {
     if ((n_ > 2 || kEmulated) && name != "1f1b" && name != "zb-v" && name != "dualpipe") continue;
-    for (const std::int64_t runs : {1}) {
+    for (const std::int64_t runs : {1, 2}) {
       const pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
       const TrainerOptions o = pipelined_options(with_layers(variant("llama_tied"), stages_of(lesson)), lesson, 1, runs);
       const Dataset data = shortening_rows(o.model, 2 * o.global_batch, lesson.schedule.micro_batches);

@@ -91,8 +91,8 @@ TEST_F(PipelineStrategies, T10_P40_EachPassOnceAndOneReduction) {
     if (sizes.ranks() != n_) continue;
     auto mesh = pipeline_slice(sizes);
     SingleRuns alone(1);
-    std::size_t turn = 0;
     for (const std::string& name : published_schedules(sizes.pp)) {
+      std::size_t turn = 0;
       for (const int m : {1, 2, 3, 4, 5, 8}) {
         if (!schedule_defined(name, sizes.pp, m)) continue;
         for (const int runs : {1, 2}) {

@@ -230,10 +230,10 @@ TEST_F(SequenceParallel, WhatCannotBeCutIsRefused) {
   TrainerOptions o = options_for(small(), 1, 1);
   const auto axis = tensor_parallel::apply(o, *mesh, {});
   o.loader.cut = [](const Row& row) { return row; };
-  EXPECT_THROW(sequence_parallel::apply(o, *mesh, axis, {}, 7), std::logic_error);
+  EXPECT_THROW(sequence_parallel::apply(o, *mesh, axis, {}, 7, 7), std::logic_error);
   o.loader.cut = nullptr;
   o.accumulate = [](Gpt&, Context&, Loader&, const GlobalBatch&) {};
-  EXPECT_THROW(sequence_parallel::apply(o, *mesh, axis, {}, 7), std::logic_error);
+  EXPECT_THROW(sequence_parallel::apply(o, *mesh, axis, {}, 7, 7), std::logic_error);
 }
 
 // A reduction after every micro-batch leaves a sum that the tp axis would add up again; and here every model has such sums.

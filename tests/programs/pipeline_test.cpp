@@ -172,9 +172,9 @@ TEST(Pipeline, BadUsageIsOneLine) {
                 {2, "--sabotage tied-unsummed --schedule zb-v --layers 4", {"does nothing", "--schedule"}},
                 {2, "--sabotage copies-unsummed --schedule 1f1b", {"does nothing", "--schedule"}},
                 {2, "--sabotage own-norm --clip 0", {"does nothing", "--clip"}},
-                {2, "--sabotage mean-per-micro-batch --documents pack", {"does nothing", "--documents"}},
+                {2, "--sabotage mean-per-micro-batch --documents none", {"does nothing", "--documents"}},
                 {2, "--sabotage swapped-messages --schedule gpipe", {"does nothing", "--schedule"}},
-                {2, "--sabotage own-norm --init-std 0", {"does nothing", "--init-std"}},
+                {2, "--sabotage own-norm --init-std 1e-4", {"does nothing", "--init-std"}},
                 {1, "--print-schedule picture", {"--print-schedule", "grid"}}};
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.flags);

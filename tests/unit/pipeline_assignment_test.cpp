@@ -55,12 +55,22 @@ TEST(Schedules, PassesInTheWrongOrderAreNamed) {
   EXPECT_EQ(fault_of("(0F0;0B0)OVERLAP_F_B\n"), "schedule x: rank 0 has 0F0 no earlier than 0B0; it belongs before it");
 }
 
-TEST(Schedules, RanksThatShareAStageShareAllOfTheirs) {
+// A stage on two ranks is a copy as DualPipe has it, or refused: everything else relies on that.
+TEST(Schedules, P46_CopiesMirrorEachOther) {
   EXPECT_EQ(fault_of("0F0,1F0,1B0,0B0\n0F1,1F1,1B1,0B1\n"), "");
-  // Stage 1's second micro-batch on a third rank.
-  EXPECT_EQ(
-      fault_of("0F0,1F0,1B0,0B0\n0F1,0B1\n1F1,1B1\n"),
-      "schedule x: ranks 0 and 1 share stage 0, but have stages 0, 1 and 0; ranks that share a stage share all of theirs");
+  for (const auto& [csv, fault] : std::vector<std::pair<const char*, const char*>>{
+           {"0F0,1F0,1B0,0B0\n0F1,0B1\n1F1,1B1\n",  // stage 1's second micro-batch on a third rank
+            "stage 0 is on ranks 0, 1; a stage may be on one rank, or on two that mirror each other, as 0 and 2"},
+           {"0F0,0B0\n0F1,0B1\n0F2,0B2\n",
+            "stage 0 is on ranks 0, 1, 2; a stage may be on one rank, or on two that mirror each other, as 0 and 2"},
+           {"0F0,0B0\n0F1,1F1,1B1,0B1,1F0,1B0\n",
+            "ranks 0 and 1 share stage 0, but have stages 0 and 0, 1; ranks that share a stage share all of theirs"},
+           {"0F0,0B0\n0F1,0B1,0F2,0B2\n",
+            "stage 0 has 1 of 3 micro-batches on rank 0; each of its two ranks needs half of them"},
+           {"0F0,1F0,1B0,0B0\n0F1,1F1,1I1,0I1,0W1,1W1\n",
+            "ranks 0 and 1 share their stages, but finish gradients in different orders of stages; B and W must come in the "
+            "same order"}})
+    EXPECT_EQ(fault_of(csv), std::string("schedule x: ") + fault) << csv;
 }
 
 TEST(Schedules, AScheduleThatIsNoneIsRefused) {

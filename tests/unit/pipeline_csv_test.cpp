@@ -77,7 +77,7 @@ TEST(ScheduleCsv, WhatIsNoOperationIsNamedByRowAndCell) {
                           "(;)OVERLAP_F_B",
                           "0SEND_F0",
                           "0UNSHARD",
-                          "0F0\t;"}) {
+                          "0F0 ;"}) {
     EXPECT_NE(csv_fault("0F0,,0B0\n,," + std::string(bad))
                   .find("my.csv, row 2, cell 3: \"" + std::string(bad) + "\" is no operation"),
               std::string::npos)
@@ -114,13 +114,13 @@ TEST_F(ScheduleCsvFile, ACustomScheduleIsReadFromIt) {
   const Schedule read = make_schedule(custom(2, 4));
   EXPECT_EQ(read.ranks, s.ranks);
   EXPECT_EQ(read.stages, 4);
-  EXPECT_EQ(read.name, "custom");
+  EXPECT_EQ(read.name, path_);
 }
 
 TEST_F(ScheduleCsvFile, OneOfOtherSizesIsRefused) {
   write(to_csv(schedule_of("1f1b", 2, 4)));
   EXPECT_EQ(input_error_of([&] { (void)make_schedule(custom(3, 4)); }),
-            path_ + " is a schedule of 2 ranks and 4 micro-batches; 3 and 4 were asked for");
+            path_ + " is a schedule of 2 ranks and 4 micro-batches; 3 and 4 were asked for, give --pp 2 and --micro-batches 4");
   EXPECT_NE(input_error_of([&] { (void)make_schedule(custom(2, 5)); }), "");
 }
 
