@@ -61,7 +61,9 @@ Measurement measure_schedule(Experiment& e, const Lesson& lesson) {
   const Schedule& s = l.plan->schedule;
   const Measured m = measure("05_pipeline", e.options, l.settings, kMeasuredSteps, e.world, e.mesh);
   const auto compute = std::find(m.streams.begin(), m.streams.end(), device().compute().name()) - m.streams.begin();
-  const auto times = gather_times(e.mesh["pp"].group(), l.pipeline->cell_us(m.timeline, static_cast<int>(compute)));
+  const auto times = gather_times(e.mesh["pp"].group(),
+                                  l.pipeline->records().cell_us(m.timeline, static_cast<int>(compute),
+                                                                s.ranks[static_cast<std::size_t>(e.mesh["pp"].rank())].size()));
   Measurement result{s, {}, {}};
   if (!e.world.is_root()) return result;
   const double share = static_cast<double>(s.rank_count()) / s.stages;

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "05_pipeline/cell_records.h"
 #include "05_pipeline/costs.h"
-#include "05_pipeline/runtime.h"
 #include "common/verify/report.h"
 
 namespace ref5d::pipeline {

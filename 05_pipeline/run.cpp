@@ -143,7 +143,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   describe(report.config, lesson, *l.plan, mesh, l.shard_size);
   const FlopsLedger& flops = run.record.flops_per_step;
   const std::vector<RankCounts> counts =
-      gather_counts(mesh.everyone(), count(*l.plan, mesh["pp"].rank(), l.pipeline->memory(),
+      gather_counts(mesh.everyone(), count(*l.plan, mesh["pp"].rank(), l.pipeline->records().memory(),
                                            flops.count(FlopsKind::kBlockLinear) + flops.count(FlopsKind::kHead)));
   if (world.is_root()) claim_costs(report, layout, lesson.stage.strategy, l.shard_size, counts);
   return report;

@@ -1,7 +1,6 @@
 #include "05_pipeline/runtime.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <stdexcept>
 
@@ -12,23 +11,6 @@
 #include "common/model/unit_pass.h"
 
 namespace ref5d::pipeline {
-
-// Remembers which micro-batches a probe was shown, and in which order: others than on one device.
-class Pipeline::Seen : public Probe {
- public:
-  Seen(Probe& inner, std::map<std::string, std::vector<std::int64_t>>& seen, std::int64_t micro_batch)
-      : inner_(inner), seen_(seen), micro_batch_(micro_batch) {}
-  void see(const std::string& name, const Tensor& tensor, Stream& stream) override {
-    inner_.see(name, tensor, stream);
-    seen_[name].push_back(micro_batch_);
-  }
-  [[nodiscard]] bool wants_sublayers() const override { return inner_.wants_sublayers(); }
-
- private:
-  Probe& inner_;
-  std::map<std::string, std::vector<std::int64_t>>& seen_;
-  std::int64_t micro_batch_;
-};
 
 // One step: the schedule, once or several times over.
 class Pipeline::Step {
@@ -50,10 +32,10 @@ class Pipeline::Step {
     };
     for (std::size_t i = 0; i < cells.size(); ++i) {
       exchange_before(i);
-      Measured measured(p_, ctx_, cells[i]);
-      measured_ = &measured;
+      p_.records_.begin_cell();
       compute(cells[i], i);
       p_.links_.end_of_cell();
+      p_.records_.end_cell(ctx_.stream);
     }
     exchange_before(cells.size());
     p_.links_.end_of_run();
@@ -69,48 +51,7 @@ class Pipeline::Step {
     Context ctx;
     Saved saved;
     WeightGrads weight_grads;
-    std::optional<Seen> seen;
-  };
-
-  // What is recorded around a cell, for whoever asks: memory, the timeline's entries, and the time on the device.
-  class Measured {
-   public:
-    Measured(Pipeline& p, Context& ctx, const Cell& cell)
-        : p_(p), ctx_(ctx), name_(to_text(cell)), begin_(device().timeline().entries().size()) {}
-    // What the cell waits for has come.
-    void begins() {
-      if (!begun_ && device().profiler().on()) mark(true);
-      begun_ = true;
-    }
-    ~Measured() {
-      if (device().profiler().on()) mark(false);
-      if (device().timeline().on()) p_.entries_.emplace_back(begin_, device().timeline().entries().size());
-      if (!p_.measures_memory_) return;
-      const MemoryLedger& ledger = device().memory();
-      p_.memory_.push_back({ledger.current(MemoryCategory::kActivations) - p_.before_.activations,
-                            ledger.current(MemoryCategory::kDeferredWeightGradients) - p_.before_.weight_work});
-    }
-    Measured(const Measured&) = delete;
-    Measured& operator=(const Measured&) = delete;
-
-   private:
-    void mark(bool begins) {
-      host_task(ctx_.stream, begins ? "begin" : "end",
-                [spans = p_.spans_, name = name_, begins, origin = device().profiler().origin()] {
-                  const double now =
-                      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - origin).count();
-                  if (begins) {
-                    spans->push_back({name, now, now});
-                  } else {
-                    spans->back().end_us = now;
-                  }
-                });
-    }
-    Pipeline& p_;
-    Context& ctx_;
-    std::string name_;
-    std::size_t begin_;
-    bool begun_ = false;
+    std::optional<NotingProbe> probe;
   };
 
   [[nodiscard]] const Units& units(int stage) const { return p_.plan_->units[index(stage)]; }
@@ -130,6 +71,7 @@ class Pipeline::Step {
   }
 
   void compute(const Cell& cell, std::size_t number) {
+    cell_ = &cell;
     if (cell.beside) return interleave(cell.operation, *cell.beside, number);
     const Operation& o = cell.operation;
     switch (o.pass) {
@@ -149,7 +91,7 @@ class Pipeline::Step {
         break;
       }
       case Pass::kWeight:
-        measured_->begins();
+        p_.records_.inputs_have_come(ctx_.stream, *cell_);
         begin_weights(o);
         if (p_.options_.faults.weights_after_reduction && done_[o.stage] + 1 == contributions()) {
           run_late(o);
@@ -187,11 +129,11 @@ class Pipeline::Step {
     w->ctx.batch = &batches_->take(o.micro_batch);
     w->ctx.weight_grads = &w->weight_grads;
     if (ctx_.probe != nullptr) {
-      w->seen.emplace(*ctx_.probe, p_.seen_, batches_->number(o.micro_batch));
-      w->ctx.probe = &*w->seen;
+      w->probe.emplace(*ctx_.probe, p_.seen_, batches_->number(o.micro_batch));
+      w->ctx.probe = &*w->probe;
     }
     const Tensor input = o.stage == 0 ? Tensor() : p_.links_.take({o.stage - 1, Pass::kForward, o.micro_batch}, number);
-    measured_->begins();
+    p_.records_.inputs_have_come(ctx_.stream, *cell_);
     return {gpt_, w->ctx, input, w->saved, units(o.stage)};
   }
   void end_forward(const Operation& o, const ForwardPass& pass, std::size_t number) {
@@ -202,7 +144,7 @@ class Pipeline::Step {
     Work& w = work(o);
     w.weight_grads.defer(o.pass == Pass::kInput);
     const Tensor doutput = is_last(o.stage) ? Tensor() : p_.links_.take({o.stage + 1, Pass::kBackward, o.micro_batch}, number);
-    measured_->begins();
+    p_.records_.inputs_have_come(ctx_.stream, *cell_);
     return {gpt_, w.ctx, doutput, w.saved, units(o.stage)};
   }
   void end_backward(const Operation& o, const BackwardPass& pass, std::size_t number) {
@@ -246,7 +188,7 @@ class Pipeline::Step {
   std::map<std::pair<int, int>, std::unique_ptr<Work>> works_;  // by stage and micro-batch
   std::map<int, std::int64_t> done_;                            // micro-batches whose weight gradients are done, by stage
   std::int64_t rows_ = 0;
-  Measured* measured_ = nullptr;  // of the cell that is being enqueued
+  const Cell* cell_ = nullptr;  // that is being enqueued
 };
 
 Pipeline::Pipeline(std::shared_ptr<const Plan> plan, Mesh& mesh, const PipelineOptions& options)
@@ -271,17 +213,14 @@ void Pipeline::run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& sh
   const std::int64_t each = plan_->schedule.micro_batches;
   if (micro_batches_ % each != 0) throw std::logic_error("a share of the batch is no multiple of a schedule's micro-batches");
   if (ctx.probe != nullptr) seen_.clear();
-  entries_.clear();
-  measures_memory_ = memory_.empty();
-  const MemoryLedger& ledger = device().memory();
-  before_ = {ledger.current(MemoryCategory::kActivations), ledger.current(MemoryCategory::kDeferredWeightGradients)};
+  records_.begin_step();
   Step step(*this, gpt, ctx, loader, share, micro_batch, strategy);
   for (std::int64_t first = 0; first < micro_batches_; first += each) {
     step.run_schedule(first);
-    measures_memory_ = false;
+    records_.end_run();
   }
   sum_tied(gpt, ctx);
-  if (device().profiler().on()) hand_over_spans(ctx.stream);
+  if (device().profiler().on()) records_.hand_over(ctx.stream);
 }
 
 // A tied weight has one end in the first stage, where it looks tokens up, and one in the last, where it makes logits. Its
@@ -302,44 +241,9 @@ void Pipeline::add_late(Stream& stream) {
   late_.clear();
 }
 
-void Pipeline::hand_over_spans(Stream& stream) {
-  stream.synchronize();
-  for (const CellSpan& s : *spans_) device().profiler().add_us("pipeline", s.name, s.begin_us, s.end_us - s.begin_us);
-  spans_->clear();
-}
-
-std::vector<double> Pipeline::cell_us(std::span<const TimelineEntry> timeline, int compute) const {
-  const std::size_t cells = plan_->schedule.ranks[static_cast<std::size_t>(rank_)].size();
-  std::vector<double> us(cells, 0.0);
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    for (std::size_t e = entries_[i].first; e < entries_[i].second; ++e) {
-      const TimelineEntry& entry = timeline[e];
-      if (entry.kind == TimelineEntry::Kind::kWork && entry.stream == compute) us[i % cells] += entry.us;
-    }
-  }
-  for (double& time : us) time *= static_cast<double>(cells) / static_cast<double>(std::max<std::size_t>(entries_.size(), 1));
-  return us;
-}
-
 std::vector<Segment> Pipeline::rows_seen(const std::string& name, const std::vector<Segment>& rows) const {
-  const auto found = seen_.find(name);
-  if (found == seen_.end()) return {{0, 0}};
-  std::vector<std::int64_t> all;
-  for (const Segment& s : rows)
-    for (std::int64_t row = s.begin; row < s.end; ++row) all.push_back(row);
-  const std::int64_t each = static_cast<std::int64_t>(all.size()) / micro_batches_;
-  std::vector<Segment> seen;
-  for (std::int64_t m : found->second) {
-    for (std::int64_t i = m * each; i < (m + 1) * each; ++i) {
-      const std::int64_t row = all[static_cast<std::size_t>(i)];
-      if (!seen.empty() && seen.back().end == row) {
-        ++seen.back().end;
-      } else {
-        seen.push_back({row, row + 1});
-      }
-    }
-  }
-  return seen;
+  const auto seen = seen_.find(name);
+  return pipeline::rows_seen(seen == seen_.end() ? std::vector<std::int64_t>() : seen->second, micro_batches_, rows);
 }
 
 }  // namespace ref5d::pipeline

@@ -4,16 +4,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "02_ddp_zero/data_parallel.h"
+#include "05_pipeline/cell_records.h"
 #include "05_pipeline/links.h"
 #include "05_pipeline/plan.h"
+#include "05_pipeline/seen_micro_batches.h"
 #include "common/comm/mesh.h"
-#include "common/device/timeline.h"
 #include "common/train/gather_parts.h"
 
 namespace ref5d::pipeline {
@@ -35,16 +35,6 @@ struct PipelineOptions {
   Faults faults;
 };
 
-// What a rank's ledger held after a cell of the first run.
-struct CellMemory {
-  std::int64_t activations = 0, weight_work = 0;  // bytes
-};
-// A cell as it ran on the device, for traces.
-struct CellSpan {
-  std::string name;
-  double begin_us = 0, end_us = 0;  // of the profiler's clock
-};
-
 class Pipeline : public data_parallel::Passes {
  public:
   // Over the mesh's pp axis, whose ranks are the schedule's.
@@ -60,21 +50,16 @@ class Pipeline : public data_parallel::Passes {
   void run(Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& share, std::int64_t micro_batch,
            data_parallel::Strategy& strategy) override;
 
-  // Of every cell of the first run, beside what was there before it.
-  [[nodiscard]] const std::vector<CellMemory>& memory() const { return memory_; }
-  // Of a step that was recorded as this timeline: processor time of each cell on the stream `compute`, the mean of its runs.
-  [[nodiscard]] std::vector<double> cell_us(std::span<const TimelineEntry> timeline, int compute) const;
-  // The rows of an activation called so that this rank has seen, in the order in which it saw them, of `rows`, those that it
-  // would have of all micro-batches.
+  [[nodiscard]] const CellRecords& records() const { return records_; }
+  // The rows of an activation called so that this rank has shown to a probe in the last step, in that order, of `rows`, those
+  // that it would have of all micro-batches.
   [[nodiscard]] std::vector<Segment> rows_seen(const std::string& name, const std::vector<Segment>& rows) const;
   // A fault's end: adds what came after the reduction.
   void add_late(Stream& stream);
 
  private:
-  void sum_tied(Gpt& gpt, Context& ctx);
-  void hand_over_spans(Stream& stream);
   class Step;
-  class Seen;
+  void sum_tied(Gpt& gpt, Context& ctx);
 
   std::shared_ptr<const Plan> plan_;
   Mesh& mesh_;
@@ -82,13 +67,9 @@ class Pipeline : public data_parallel::Passes {
   int rank_;
   Links links_;
   Communicator* ends_ = nullptr;
-  std::vector<CellMemory> memory_;
-  std::vector<std::pair<std::size_t, std::size_t>> entries_;  // of the timeline, by cell
-  std::map<std::string, std::vector<std::int64_t>> seen_;     // micro-batches, by name
-  std::int64_t micro_batches_ = 0;                            // of the share
-  bool measures_memory_ = false;
-  CellMemory before_;  // what the ledger held before the first run
-  std::shared_ptr<std::vector<CellSpan>> spans_ = std::make_shared<std::vector<CellSpan>>();
+  CellRecords records_;
+  SeenMicroBatches seen_;
+  std::int64_t micro_batches_ = 0;                   // of the share
   std::vector<std::pair<Parameter*, Tensor>> late_;  // a fault's: what came after the reduction
 };
 
