@@ -81,13 +81,13 @@ Measurement measure_schedule(Experiment& e, const Lesson& lesson) {
 std::vector<std::string> row_of(const Measurement& m) {
   int peak = 0;
   for (int r = 0; r < m.schedule.rank_count(); ++r) peak = std::max(peak, peak_activations(m.schedule, r));
-  const double ms = m.measured.makespan / 1000;
+  const int ranks = m.schedule.rank_count();
   return {m.schedule.name,
           fmt::format("{}", m.schedule.stages),
           fmt::format("{:.1f}%", 100 * m.unit.bubble_rate()),
           fmt::format("{:.1f}%", 100 * m.measured.bubble_rate()),
-          fmt::format("{:.2f}", ms),
-          fmt::format("{:.2f}", m.work_us / 1000),
+          fmt::format("{:.2f}", m.unit.makespan * ranks / (m.unit.busy(0) * ranks)),
+          fmt::format("{:.2f}", m.measured.makespan * ranks / m.work_us),
           fmt::format("{}", peak)};
 }
 
@@ -117,7 +117,7 @@ std::vector<OutputFile> virtual_traces(const std::string& name, const std::strin
 
 void bubble_experiment(Experiment& e) {
   std::vector<std::vector<std::string>> table{
-      {"schedule", "stages", "idle, equal times", "idle, measured", "step, ms", "work, ms", "passes kept"}};
+      {"schedule", "stages", "idle, equal times", "measured", "step/work, equal times", "measured", "passes kept"}};
   std::string left_out;
   for (const std::string& name : schedule_names()) {
     if (name == "custom" && e.lesson.schedule.name != "custom") continue;

@@ -100,17 +100,17 @@ void claim_memory_of_schedule(Report& report, const Layout& l, const std::vector
     const bool by_ledger = c.forward_bytes > 0;  // one stage, and more than the embedding, which keeps nothing
     const double measured =
         by_ledger ? static_cast<double>(c.peak_bytes) / static_cast<double>(c.forward_bytes) : peak_activations(s, pp) / stages;
-    report.claims.push_back(make_claim(fmt::format("peak activations of pp rank {}{}", pp, by_ledger ? "" : ", as scheduled"),
+    report.claims.push_back(make_claim(fmt::format("pp rank {} keeps between cells{}", pp, by_ledger ? "" : ", as scheduled"),
                                        *peak, measured, 0, "micro-batches",
                                        fmt::format("{:.1f} KiB", static_cast<double>(c.peak_bytes) / 1024)));
   }
   if (const auto both = closed_peak_of_both(l.schedule))
-    claim_equal(report, "peak of activations and weights' work together, as scheduled, of any rank", *both, peak_of_both(s),
+    claim_equal(report, "a rank keeps of activations and weights' work together, as scheduled", *both, peak_of_both(s),
                 "passes");
   if (!l.schedule.name.starts_with("dualpipe")) return;
   int most = 0;
   for (int pp = 0; pp < l.ranks(); ++pp) most = std::max(most, peak_activations(s, pp));
-  claim_equal(report, "peak activations of any pp rank, as scheduled: one more than stages", s.stages + 1, most, "passes");
+  claim_equal(report, "a rank keeps activations of one pass more than stages, as scheduled", s.stages + 1, most, "passes");
 }
 
 void claim_bubble(Report& report, const Layout& l) {

@@ -147,7 +147,8 @@ std::string draw(const Schedule& schedule, bool colours) {
     text += fmt::format("rank {:>{}} |", r, name_width);
     text += draw_row(schedule.ranks[i], run.ranks[i], run.makespan, assignment.stages_of(r), style) + "|\n";
   }
-  return text + fmt::format("time {:.0f}, idle {:.1f}% | {}\n", run.makespan, 100 * run.bubble_rate(), legend(schedule, style));
+  return text + fmt::format("time {:.0f}, own {:.0f}, idle {:.1f}% | {}\n", run.makespan, run.cost(), 100 * run.bubble_rate(),
+                            legend(schedule, style));
 }
 
 }  // namespace ref5d::pipeline

@@ -39,23 +39,28 @@ void declare(CommandLine& line, Flags& flags) {
   Lesson& lesson = flags.lesson;
   for (const char* axis : {"pp", "dp", "cp", "tp"}) line.allow_axis(axis);
   line.group("This lesson");
-  line.add_choice("--schedule", lesson.schedule.name, "in which order ranks compute", schedule_names());
-  line.add_option("--micro-batches", flags.micro_batches, "of one run of the schedule; 0: two for each rank along pp",
+  line.add_choice("--schedule", lesson.schedule.name, "in which order ranks compute; custom: see --schedule-file",
+                  schedule_names());
+  line.add_option("--micro-batches", flags.micro_batches,
+                  "of one run of the schedule, of which a step makes --grad-accum; 0: two for each rank along pp",
                   {.min = 0, .max = kMostOfSizes});
   line.add_option("--chunks", flags.chunks, "interleaved: stages on each rank", {.min = 1, .max = kMostOfSizes});
   line.add_option("--group", flags.group, "interleaved: micro-batches that pass a chunk before the next; 0: chosen",
                   {.min = 0, .max = kMostOfSizes});
-  line.add_option("--schedule-file", lesson.schedule.file, "custom: a row for each rank, cells such as 2F0, 1I3, 0W2", "CSV");
-  line.add_option("--stage-layers", lesson.pipeline.stage_layers, "layers of each stage, in place of an even cut", "2,1,1");
-  line.add_choice_or_flag("--print-schedule", flags.print_schedule, "draw the schedule, or write it as CSV, and end",
-                          {"grid", "csv"});
+  line.add_option("--schedule-file", lesson.schedule.file,
+                  "a schedule of your own: a row for each rank, cells such as 2F0, 1I3, 0W2", "CSV");
+  line.add_option("--stage-layers", lesson.pipeline.stage_layers,
+                  "layers of each stage, in place of an even cut; the first and the last may have 0", "2,1,1");
+  line.add_choice_or_flag("--print-schedule", flags.print_schedule,
+                          "draw the schedule for --pp ranks, or write it as CSV, and end; alone: grid", {"grid", "csv"});
   line.add_flag("--poison", lesson.pipeline.links.poison, "fill message buffers with NaN when they are given away");
   declare_stage(line, flags);
   line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
   line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
   line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of a message",
                   {.min = 0, .max = 1e9});
-  line.add_option("--virtual-trace", flags.virtual_trace, "where --experiment bubble writes its timelines", "PREFIX");
+  line.add_option("--virtual-trace", flags.virtual_trace,
+                  "--experiment bubble writes PREFIX.SCHEDULE.unit.json and .measured.json", "PREFIX");
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
 
@@ -73,7 +78,11 @@ void settle_schedule(const CommandLine& line, Options& options, Flags& flags, in
   schedule.chunks = static_cast<int>(flags.chunks);
   schedule.group = static_cast<int>(flags.group);
   schedule.micro_batches = static_cast<int>(flags.micro_batches == 0 ? 2 * schedule.ranks : flags.micro_batches);
-  if (custom && flags.micro_batches == 0) schedule.micro_batches = read_csv(schedule.file).micro_batches;
+  if (custom) {
+    const Schedule file = read_csv(schedule.file);
+    if (flags.micro_batches == 0) schedule.micro_batches = file.micro_batches;
+    if (!flags.print_schedule.empty() && !line.given("--pp")) schedule.ranks = file.rank_count();
+  }
   for (const char* flag : {"--chunks", "--group"})
     if (line.given(flag) && schedule.name != "interleaved")
       throw InputError(fmt::format("{} means nothing with --schedule {}; it is for interleaved", flag, schedule.name));
@@ -120,8 +129,8 @@ void settle_sabotage(const CommandLine& line, Options& options, Lesson& lesson, 
   if (!options.verify) throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
   const Sabotage& sabotage = find_sabotage(options.sabotage);
   if (lesson.schedule.ranks == 1)
-    throw InputError(fmt::format("--sabotage {} needs several ranks along pp; start mpiexec -n {} and leave the axes out",
-                                 options.sabotage, 2 * sabotage.dp));
+    throw InputError(fmt::format("--sabotage {} needs two ranks along pp{}; start mpiexec -n {} and leave the axes out",
+                                 options.sabotage, sabotage.dp > 1 ? ", and two replicas of each" : "", 2 * sabotage.dp));
   lesson.sabotage = &sabotage;
   sabotage.prepare(options, lesson, line);
   if (mesh_sizes(options, ranks).edp < sabotage.dp)

@@ -22,6 +22,9 @@ void MicroBatches::start_next() {
 const MicroBatch& MicroBatches::take(int m) {
   if (const auto found = here_.find(m); found != here_.end()) return found->second;
   MicroBatch b = loader_.take(share_.loss_scale());
+  // Several micro-batches' tables are here at a time. They are no part of what forward keeps.
+  for (const Tensor& table : {b.rope.cos, b.rope.sin})
+    if (table) table.set_category(MemoryCategory::kWorkspace);
   start_next();
   const std::int64_t all = count_micro_batches(share_, micro_batch_) * share_.replicas;
   b.aux_loss_scale = 1.0 / static_cast<double>(all);

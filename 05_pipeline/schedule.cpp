@@ -131,7 +131,8 @@ class Places {
                          to_text(earlier), a.rank, to_text(later), b.rank));
     }
     if (a.cell >= b.cell) {
-      refuse(fmt::format("rank {} has {} no earlier than {}; it belongs before it", a.rank, to_text(earlier), to_text(later)));
+      refuse(fmt::format("rank {0} has {1} no earlier than {2}; {1} belongs before {2}", a.rank, to_text(earlier),
+                         to_text(later)));
     }
   }
 

@@ -71,7 +71,7 @@ void schedules_experiment(Experiment& e) {
   if (!e.world.is_root()) return;
   const ScheduleOptions& given = e.lesson.schedule;
   std::vector<std::vector<std::string>> table{
-      {"", "schedule", "M", "time", "idle", "keeps", "W waits", "both", "messages", "parameters"}};
+      {"", "schedule", "M", "time", "own", "idle", "keeps", "W waits", "both", "messages", "parameters"}};
   std::string left_out;
   for (const LadderStep& step : ladder(given)) {
     Schedule s;
@@ -83,9 +83,9 @@ void schedules_experiment(Experiment& e) {
     }
     const SimulatedRow row = simulate_row(s);
     table.push_back({step.what, step.options.name, fmt::format("{}", s.micro_batches), fmt::format("{:g}", row.run.makespan),
-                     fmt::format("{:.1f}%", 100 * row.run.bubble_rate()), fmt::format("{:g}", row.peak),
-                     fmt::format("{:g}", row.weight_work), fmt::format("{:g}", row.both), fmt::format("{}", row.messages),
-                     fmt::format("{:g}x", row.parameters)});
+                     fmt::format("{:g}", row.run.cost()), fmt::format("{:.1f}%", 100 * row.run.bubble_rate()),
+                     fmt::format("{:g}", row.peak), fmt::format("{:g}", row.weight_work), fmt::format("{:g}", row.both),
+                     fmt::format("{}", row.messages), fmt::format("{:g}x", row.parameters)});
     // DualPipe's form is for the two stages' passes that a rank has.
     const std::optional<double> form = closed_bubble(step.options, 1, 1, 1);
     const double unit = step.options.name == "interleaved" || row.parameters == 2 ? 1 : row.share;
@@ -96,7 +96,7 @@ void schedules_experiment(Experiment& e) {
   }
   if (e.prints())
     fmt::print("\n{} ranks, F, I and W of a rank's layers 1, B 2; keeps and W waits in micro-batches of a rank's layers\n{}{}",
-               given.ranks, format_table(table, "llrrrrrrrr"), left_out);
+               given.ranks, format_table(table, "llrrrrrrrrr"), left_out);
 }
 
 }  // namespace ref5d::pipeline

@@ -56,8 +56,8 @@ RopeTable make_rope_table(Stream& stream, const Tensor& order, const Tensor& sta
   expect(order, {tokens}, Dtype::kInt32, "rope order");
   expect(start, {tokens}, Dtype::kInt32, "rope start");
   const Dtype accumulator = accumulator_of(dtype);
-  const RopeTable table{Tensor::empty({tokens, half}, accumulator, MemoryCategory::kWorkspace, stream),
-                        Tensor::empty({tokens, half}, accumulator, MemoryCategory::kWorkspace, stream)};
+  const RopeTable table{Tensor::empty({tokens, half}, accumulator, MemoryCategory::kActivations, stream),
+                        Tensor::empty({tokens, half}, accumulator, MemoryCategory::kActivations, stream)};
   const Tensor frequency = Tensor::empty({half}, Dtype::kFp64, MemoryCategory::kWorkspace, stream);
   launch<rope_frequency_kernel>(stream, grid_for(half), block_size(256), frequency.data<double>(), half, theta);
   dispatch(accumulator, [&]<typename A>() {

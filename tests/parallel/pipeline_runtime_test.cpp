@@ -92,7 +92,7 @@ TEST_F(PipelineRuntime, P42_LiveBytesReturnToTheBaseline) {
         EXPECT_TRUE(live_bytes() == before) << text(lesson) << ", step " << step;
       }
       const int rank = (*mesh)["pp"].rank();
-      const std::vector<pipeline::CellMemory>& memory = settings.pipeline->memory();
+      const std::vector<pipeline::CellMemory>& memory = settings.pipeline->records().memory();
       const pipeline::RankCounts counts = pipeline::count(settings.pipeline->plan(), rank, memory, 0);
       EXPECT_EQ(memory.size(), settings.pipeline->plan().schedule.ranks[std::size_t(rank)].size());
       EXPECT_EQ(counts.differing_cells, 0) << text(lesson) << ", recompute " << static_cast<int>(recompute);

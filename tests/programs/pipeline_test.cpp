@@ -65,6 +65,8 @@ TEST(Pipeline, TheOtherAxesEqualOneDevice) {
   (void)pipeline_equals_one_device(4, flags + "--pp 2 --dp 2 --strategy zero3");
   (void)pipeline_equals_one_device(4, flags + "--pp 2 --dp 2 --strategy hsdp --shard-size 2 --schedule gpipe");
   (void)pipeline_equals_one_device(4, flags + "--pp 2 --dp 2 --strategy zero2 --schedule interleaved --tied");
+  (void)pipeline_equals_one_device(8, flags + "--pp 4 --cp 2 --schedule zb-h2 --tied");
+  (void)pipeline_equals_one_device(8, flags + "--pp 2 --cp 2 --tp 2 --sp --schedule dualpipe");
   const Report report = pipeline_equals_one_device(8, flags + "--pp 2 --tp 2 --dp 2 --sp --strategy zero1 --schedule zb-h1");
   ASSERT_EQ(report.mesh.size(), 5u);
   EXPECT_EQ(report.mesh[0], (std::pair<std::string, std::int64_t>{"pp", 2}));
@@ -83,7 +85,13 @@ TEST(Pipeline, StagesOfOtherSizes) {
   EXPECT_TRUE(std::any_of(report.config.begin(), report.config.end(), [](const auto& entry) {
     return entry.first == "stage-layers" && entry.second == Value(std::string("3,1"));
   }));
-  (void)pipeline_equals_one_device(2, "--layers 2 --stage-layers 2,0");
+  for (const char* layers : {"2,0", "0,2"})
+    (void)pipeline_equals_one_device(2, "--layers 2 --stage-layers " + std::string(layers));
+  (void)pipeline_equals_one_device(2, "--layers 2 --schedule interleaved --chunks 1");
+  // A stage without a layer beside a tied weight, of which ZeRO-3 must gather what is here alone.
+  for (const char* layers : {"2,1", "0,3", "3,0"})
+    (void)pipeline_equals_one_device(
+        4, "--layers 3 --tied --micro-batch 1 --pp 2 --dp 2 --strategy zero3 --stage-layers " + std::string(layers));
   (void)passing_pipeline(1, "--schedule zb-v --layers 2");
 }
 
@@ -166,12 +174,15 @@ TEST(Pipeline, BadUsageIsOneLine) {
                 {4, "--tp 4 --pp 1", {"cannot cut 2 heads"}},
                 {1, "--sabotage early-reuse --no-verify", {"--sabotage", "--no-verify"}},
                 {1, "--sabotage early", {"--sabotage early", "early-reuse"}},
-                {1, "--sabotage early-reuse", {"several ranks along pp", "mpiexec -n 2"}},
+                {1, "--sabotage early-reuse", {"ranks along pp", "mpiexec -n 2"}},
                 {2, "--sabotage weights-after-reduction --pp 2", {"2 ranks for each stage", "--dp 2"}},
                 {2, "--sabotage tied-unsummed --no-tied", {"does nothing", "--no-tied"}},
                 {2, "--sabotage tied-unsummed --schedule zb-v --layers 4", {"does nothing", "--schedule"}},
                 {2, "--sabotage copies-unsummed --schedule 1f1b", {"does nothing", "--schedule"}},
                 {2, "--sabotage own-norm --clip 0", {"does nothing", "--clip"}},
+                {2, "--sabotage early-reuse --init-std 1e-30", {"does nothing", "--init-std"}},
+                {2, "--schedule-file /dev/zero", {"/dev/zero is a device", "cells"}},
+                {4, "--pp 1 --cp 2 --tp 2 --sp --seq 3 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
                 {2, "--sabotage mean-per-micro-batch --documents none", {"does nothing", "--documents"}},
                 {2, "--sabotage swapped-messages --schedule gpipe", {"does nothing", "--schedule"}},
                 {2, "--sabotage own-norm --init-std 1e-4", {"does nothing", "--init-std"}},

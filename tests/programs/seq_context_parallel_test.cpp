@@ -147,6 +147,7 @@ TEST(SeqContextParallel, BadUsageIsOneLine) {
                 {3, "--cp 2 --dp 2", {"does not fit 3 ranks"}},
                 {4, "--seq 3", {"--cp 4 cannot cut sequences of 3 tokens", "--cp 3 or less"}},
                 {2, "--sp --seq 1 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
+                {4, "--sp --cp 2 --tp 2 --seq 3 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
                 {4, "--cp-kind ulysses", {"4 ranks cannot cut 2 heads", "--ulysses-size 2", "--cp-kind ring"}},
                 {4, "--cp 2 --tp 2 --cp-kind ulysses", {"2 ranks cannot cut 1 head ", "--cp-kind ring"}},
                 {4, "--cp-kind ulysses --ulysses-size 3 --heads 4", {"--ulysses-size 3 does not divide the 4 ranks along cp"}},

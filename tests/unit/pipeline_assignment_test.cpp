@@ -50,9 +50,9 @@ TEST(Schedules, PassesOfOneStageAndMicroBatchBelongOnOneRank) {
 }
 
 TEST(Schedules, PassesInTheWrongOrderAreNamed) {
-  EXPECT_EQ(fault_of("0B0,0F0\n"), "schedule x: rank 0 has 0F0 no earlier than 0B0; it belongs before it");
-  EXPECT_EQ(fault_of("0F0,0W0,0I0\n"), "schedule x: rank 0 has 0I0 no earlier than 0W0; it belongs before it");
-  EXPECT_EQ(fault_of("(0F0;0B0)OVERLAP_F_B\n"), "schedule x: rank 0 has 0F0 no earlier than 0B0; it belongs before it");
+  EXPECT_EQ(fault_of("0B0,0F0\n"), "schedule x: rank 0 has 0F0 no earlier than 0B0; 0F0 belongs before 0B0");
+  EXPECT_EQ(fault_of("0F0,0W0,0I0\n"), "schedule x: rank 0 has 0I0 no earlier than 0W0; 0I0 belongs before 0W0");
+  EXPECT_EQ(fault_of("(0F0;0B0)OVERLAP_F_B\n"), "schedule x: rank 0 has 0F0 no earlier than 0B0; 0F0 belongs before 0B0");
 }
 
 // A stage on two ranks is a copy as DualPipe has it, or refused: everything else relies on that.

@@ -36,22 +36,23 @@ TEST(ScheduleDrawing, OneForwardOneBackward) {
   EXPECT_EQ(draw(schedule_of("1f1b", 2, 3), false),
             "rank 0 |F0 F1 .  .  B0--- F2 B1--- .  B2--- |\n"
             "rank 1 |.  F0 B0--- F1 B1--- F2 B2--- .  .  |\n"
-            "time 12, idle 25.0% | F forward, B backward, and the micro-batch; . idle\n");
+            "time 12, own 12, idle 25.0% | F forward, B backward, and the micro-batch; . idle\n");
 }
 
 TEST(ScheduleDrawing, HalvedBackwards) {
   EXPECT_EQ(draw(schedule_of("zb-h1", 2, 3), false),
             "rank 0 |F0 F1 .  I0 W0 F2 I1 W1 I2 W2 |\n"
             "rank 1 |.  F0 I0 F1 I1 W0 F2 I2 W1 W2 |\n"
-            "time 10, idle 10.0% | F forward, I input gradient, W weight gradient, and the micro-batch; . idle\n");
+            "time 10, own 10, idle 10.0% | F forward, I input gradient, W weight gradient, and the micro-batch; . idle\n");
 }
 
 TEST(ScheduleDrawing, TwoStagesAndCellsOfTwo) {
-  EXPECT_EQ(draw(schedule_of("dualpipev", 2, 4), false),
-            "rank 0 |F0 F1 F2 f0 i0 w0 f1 F3&b1--- .  f2&B0--- b2--- .  f3&B1--- b3--- I2 W2 I3 W3 |\n"
-            "rank 1 |.  F0 f0 F1 f1 F2 b0--- f2&B0--- F3&b1--- f3&B1--- b2--- B2--- .  i3 I3 w3 W3 |\n"
-            "time 26, idle 7.7% | F forward, B backward, I input gradient, W weight gradient, F&B both in turns, and the "
-            "micro-batch; small letters: the rank's second stage; . idle\n");
+  EXPECT_EQ(
+      draw(schedule_of("dualpipev", 2, 4), false),
+      "rank 0 |F0 F1 F2 f0 i0 w0 f1 F3&b1--- .  f2&B0--- b2--- .  f3&B1--- b3--- I2 W2 I3 W3 |\n"
+      "rank 1 |.  F0 f0 F1 f1 F2 b0--- f2&B0--- F3&b1--- f3&B1--- b2--- B2--- .  i3 I3 w3 W3 |\n"
+      "time 26, own 26, idle 7.7% | F forward, B backward, I input gradient, W weight gradient, F&B both in turns, and the "
+      "micro-batch; small letters: the rank's second stage; . idle\n");
 }
 
 TEST(ScheduleDrawing, MoreStagesHaveTheirNumbers) {
