@@ -25,6 +25,7 @@ TEST_F(PipelineRuntime, P39_NobodyReadsABufferThatWasGivenAway) {
   for (const std::string& name : published_schedules(n_)) {
     const std::size_t now = turn++;
     if (n_ > 4 && now % 2 != 0) continue;
+    if (kEmulated && now % 4 != 1) continue;
     pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
     lesson.pipeline.links.poison = true;
     TrainerOptions o = pipelined_options(with_layers(variant("llama_tied"), stages_of(lesson)), lesson, 1, 1 + now % 2);

@@ -13,7 +13,8 @@ class PipelineSchedules : public PipelineTest {};
 std::set<int> numbers_of_micro_batches(const std::string& schedule, int ranks) {
   std::set<int> all{1, 2, 3, ranks, ranks + 1, 2 * ranks, 2 * ranks + 1, 3 * ranks};
   if (ranks == 4) all = {1, 3, ranks, 2 * ranks + 1, 3 * ranks};
-  if (ranks > 4 || kEmulated) all = {1, ranks + 3, 3 * ranks};
+  if (ranks > 4) all = {1, ranks + 3, 3 * ranks};
+  if (kEmulated) all = {ranks + 1};
   std::erase_if(all, [&](int m) { return !schedule_defined(schedule, ranks, m); });
   if (all.empty()) all = {2 * ranks};
   return all;
@@ -30,9 +31,10 @@ TEST_F(PipelineSchedules, P36_EveryScheduleTrainsAsOnASingleDevice) {
   for (const std::string& name : published_schedules(n_)) {
     for (const int m : numbers_of_micro_batches(name, n_)) {
       for (int v = 1; v <= 3; ++v) {
+        if (kEmulated && name == "interleaved" && v != 2) continue;
         if (name != "interleaved" ? v > 1 : n_ > 3 && v != (m == 1 ? 3 : m == 3 * n_ ? 1 : 2)) continue;
         for (const std::int64_t runs : {1, 2}) {
-          if (n_ > 2 && runs != 1 + static_cast<std::int64_t>(turn / 2) % 2) continue;
+          if ((n_ > 2 || kEmulated) && runs != 1 + static_cast<std::int64_t>(turn / 2) % 2) continue;
           const std::string model = kModels[turn++ % std::size(kModels)];
           const pipeline::Lesson lesson = pipeline_lesson(name, n_, m, v);
           const int stages = stages_of(lesson);
