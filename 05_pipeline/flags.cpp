@@ -111,9 +111,9 @@ void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& 
   expect_scope(line, "--shard-size", "--strategy " + stage.strategy.kind, stage.strategy.kind == "hsdp", "--strategy hsdp");
 }
 
-// ZeRO-3 gathers a stage's weights for each pass of a micro-batch. One stage and whole backwards: 2 M times the stage's
-// weights, for which one unit at a time is there. With more chunks, or F&B, whose phases take turns, units of two stages would
-// be there together; and a split backward's second half would open gradients whose weights are gone.
+// ZeRO-3 gathers weights for each pass of a micro-batch and lets go of them unit by unit. That is for one stage on a rank and
+// whole backwards. With more stages, or F&B, whose phases take turns, units of two stages would be there together; and the
+// second half of a split backward adds to gradients of weights that are gone.
 void check_strategy(const Lesson& lesson) {
   const std::string& strategy = lesson.stage.strategy.kind;
   const std::string& schedule = lesson.schedule.name;

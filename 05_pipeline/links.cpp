@@ -29,8 +29,8 @@ void Links::put(const Operation& operation, Tensor tensor, std::size_t cell) {
 
 void Links::end_of_cell() { cells_.emplace_back().record(compute_); }
 
-// For the cells whose results are sent, and for all cells but the newest, which may be running. In the
-// times of which exchanges were planned they are over by now, and with them the copies of what had been received.
+// For the cells whose results are sent, and for all cells but the newest, which may be running. In the times of which exchanges
+// were planned they are over by now, and with them the copies of what had been received.
 void Links::wait_for_cells(const Exchange& exchange) {
   std::size_t cells = cells_.size() - std::min<std::size_t>(cells_.size(), 1);
   for (const Message& m : exchange.sends) cells = std::max(cells, made_.at(name_of(m.made_by)).cell + 1);

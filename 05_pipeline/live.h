@@ -14,8 +14,7 @@ struct Live {
   [[nodiscard]] int all_activations() const;
   [[nodiscard]] int all_weight_work() const;
 };
-// After each of a rank's cells. F&B: the backward's is released before the forward's is counted only if the backward is first
-// to end; here both change together.
+// After each of a rank's cells. F&B changes both at once: its forward's stage has one more, its backward's one less.
 [[nodiscard]] std::vector<Live> live_after(const Schedule& schedule, int rank);
 // The most activations that a rank keeps at once, in pairs of stage and micro-batch.
 [[nodiscard]] int peak_activations(const Schedule& schedule, int rank);
