@@ -95,7 +95,7 @@ void claim_memory_of_schedule(Report& report, const Layout& l, const std::vector
   for (int pp = 0; pp < l.ranks(); ++pp) {
     const std::optional<double> peak = closed_peak(l.schedule, pp);
     if (!peak) continue;
-    const RankCounts& c = counts[static_cast<std::size_t>(pp * ranks_of_stage)];
+    const RankCounts& c = counts.at(pp * ranks_of_stage);
     const auto stages = static_cast<double>(l.plan->assignment.stages_of(pp).size());
     const bool by_ledger = c.forward_bytes > 0;  // one stage, and more than the embedding, which keeps nothing
     const double measured =

@@ -32,7 +32,7 @@ std::size_t cells_begun_before(double time, const std::vector<Interval>& row) {
   return static_cast<std::size_t>(first_later - row.begin());
 }
 
-std::vector<Exchange> in_order(TimedExchanges timed, const std::vector<Interval>& row) {
+std::vector<Exchange> in_order(TimedExchanges&& timed, const std::vector<Interval>& row) {
   std::vector<Exchange> exchanges;
   for (auto& [time, exchange] : timed) {
     exchange.before_cell = cells_begun_before(time, row);

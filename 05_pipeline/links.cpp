@@ -78,7 +78,7 @@ Tensor Links::take(const Operation& made_by, std::size_t cell) {
   return copy;
 }
 
-void Links::give_away(Tensor tensor, Stream& stream) const {
+void Links::give_away(const Tensor& tensor, Stream& stream) const {
   if (options_.poison) fill_constant(stream, tensor, std::numeric_limits<double>::quiet_NaN());
 }
 
@@ -86,7 +86,7 @@ void Links::give_away(Tensor tensor, Stream& stream) const {
 // it waits.
 void Links::drop_copied(std::size_t cells) {
   while (!copied_.empty() && copied_.front().cell < cells) {
-    give_away(std::move(copied_.front().tensor), comm_);
+    give_away(copied_.front().tensor, comm_);
     copied_.pop_front();
   }
 }
@@ -95,7 +95,7 @@ void Links::drop_copied(std::size_t cells) {
 void Links::drop_sent(std::size_t but_for) {
   while (sending_.size() > but_for) {
     wait(compute_, *sending_.front().left);
-    for (Tensor& tensor : sending_.front().tensors) give_away(std::move(tensor), compute_);
+    for (const Tensor& tensor : sending_.front().tensors) give_away(tensor, compute_);
     sending_.pop_front();
   }
 }

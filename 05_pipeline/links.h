@@ -54,7 +54,7 @@ class Links {
   void wait_for_cells(const Exchange& exchange);
   void drop_copied(std::size_t cells);
   void drop_sent(std::size_t but_for);
-  void give_away(Tensor tensor, Stream& stream) const;
+  void give_away(const Tensor& tensor, Stream& stream) const;
 
   Communicator& ranks_;
   Stream& compute_;

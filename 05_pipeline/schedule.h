@@ -21,7 +21,7 @@ struct Operation {
   int stage = 0;
   Pass pass = Pass::kForward;
   int micro_batch = 0;
-  friend auto operator<=>(const Operation&, const Operation&) = default;
+  friend auto operator<=>(const Operation&, const Operation&) = default;  // NOLINT(modernize-use-nullptr): the hidden 0
 };
 // "2F0": stage 2, forward, micro-batch 0.
 [[nodiscard]] std::string to_text(const Operation& operation);

@@ -28,7 +28,8 @@ TEST_F(PipelineRuntime, P39_NobodyReadsABufferThatWasGivenAway) {
     if (kEmulated && now % 4 != 1) continue;
     pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
     lesson.pipeline.links.poison = true;
-    TrainerOptions o = pipelined_options(with_layers(variant("llama_tied"), stages_of(lesson)), lesson, 1, 1 + now % 2);
+    TrainerOptions o =
+        pipelined_options(with_layers(variant("llama_tied"), stages_of(lesson)), lesson, 1, now % 2 == 0 ? 1 : 2);
     o.recompute = recompute[now % 3];
     expect_as_alone(*mesh, o, lesson, "llama_tied");
     if (n_ > 2 && now % 3 != 0) continue;
@@ -82,7 +83,8 @@ TEST_F(PipelineRuntime, P42_LiveBytesReturnToTheBaseline) {
       const std::size_t now = turn++;
       if ((n_ > 2 || kEmulated) && now % (n_ > 4 ? 4 : 2) != 0) continue;
       const pipeline::Lesson lesson = pipeline_lesson(name, n_, enough(name));
-      TrainerOptions o = pipelined_options(with_layers(variant("llama_qk_norm"), stages_of(lesson)), lesson, 1, 1 + now % 2);
+      TrainerOptions o =
+          pipelined_options(with_layers(variant("llama_qk_norm"), stages_of(lesson)), lesson, 1, now % 2 == 0 ? 1 : 2);
       o.recompute = recompute;
       const StageSettings settings = through_stages(*mesh, o, lesson);
       const Dataset data = alone_.data(o);

@@ -113,7 +113,8 @@ TEST(Pipeline, EverySabotageIsNoticed) {
   std::set<std::string> expected;
   for (const auto& [name, check] : noticed_by) expected.insert(name);
   EXPECT_EQ(listed, expected);
-  for (const auto& [name, check] : noticed_by) {
+  for (const auto& [name, begin_of_check] : noticed_by) {
+    const std::string& check = begin_of_check;  // a lambda below takes it
     SCOPED_TRACE(name);
     const TempDir dir;
     RunOptions options;
