@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 
 #include "common/device/device.h"
 #include "common/io/file.h"
@@ -97,36 +95,17 @@ TEST(Pipeline, StagesOfOtherSizes) {
 
 // Every mistake that can be planted fails the check that shows it.
 TEST(Pipeline, EverySabotageIsNoticed) {
-  std::map<std::string, std::string> noticed_by{{"early-reuse", "loss/step 1"},
-                                                {"weights-after-reduction", "gradients/"},
-                                                {"tied-unsummed", "gradients/model.embed_tokens.weight"},
-                                                {"tied-counts-twice", "grad norm/step 1"},
-                                                {"swapped-messages", "loss/step 1"},
-                                                {"mean-per-micro-batch", "gradients/"},
-                                                {"own-norm", "grad norm/ranks that have another"},
-                                                {"copies-unsummed", "gradients/"}};
-  const Outcome list = run_binary(kLesson05, {"--sabotage", "list"});
-  std::set<std::string> listed;
-  std::size_t begin = 0;
-  for (std::size_t end = 0; (end = list.out.find('\n', begin)) != std::string::npos; begin = end + 1)
-    listed.insert(words(list.out.substr(begin, end - begin))[0]);
-  std::set<std::string> expected;
-  for (const auto& [name, check] : noticed_by) expected.insert(name);
-  EXPECT_EQ(listed, expected);
-  for (const auto& [name, begin_of_check] : noticed_by) {
-    const std::string& check = begin_of_check;  // a lambda below takes it
-    SCOPED_TRACE(name);
-    const TempDir dir;
-    RunOptions options;
-    options.ranks = name == "weights-after-reduction" ? 4 : 2;  // it needs two replicas
-    const std::string model = "--quiet --layers 2 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --seq 16 ";
-    const Outcome run = run_binary(kLesson05, words(model + "--sabotage " + name + " --json " + dir.path("r.json")), options);
-    expect_one_error(run, 1, {"check failed: "});
-    if (run.exit_status != 1) continue;
-    const std::vector<std::string> failed = failing(read_report(dir.path("r.json")));
-    EXPECT_TRUE(std::any_of(failed.begin(), failed.end(), [&](const std::string& f) { return f.starts_with(check); }))
-        << "fails no " << check << " but " << (failed.empty() ? "nothing" : failed[0]);
-  }
+  expect_sabotages_noticed(kLesson05,
+                           {{"early-reuse", "loss/step 1"},
+                            {"weights-after-reduction", "gradients/"},
+                            {"tied-unsummed", "gradients/model.embed_tokens.weight"},
+                            {"tied-counts-twice", "grad norm/step 1"},
+                            {"swapped-messages", "loss/step 1"},
+                            {"mean-per-micro-batch", "gradients/"},
+                            {"own-norm", "grad norm/ranks that have another"},
+                            {"copies-unsummed", "gradients/"}},
+                           "--layers 2 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --seq 16",
+                           {{"weights-after-reduction", 4}});  // it needs two replicas of each stage
   for (const char* flags : {"--layers 6 --sabotage swapped-messages", "--layers 4 --sabotage copies-unsummed",
                             "--layers 4 --pp 2 --dp 2 --strategy zero1 --sabotage tied-unsummed"})
     expect_one_error(run_tiny_on(4, kLesson05, std::string("--quiet ") + flags), 1, {"check failed: "});
@@ -134,67 +113,57 @@ TEST(Pipeline, EverySabotageIsNoticed) {
 
 // Flags in whose way others stand, and schedules that cannot be: one line, and all ranks end.
 TEST(Pipeline, BadUsageIsOneLine) {
-  const struct {
-    int ranks;
-    const char* flags;
-    std::vector<std::string> parts;
-  } kCases[] = {{1, "--schedule 2f2b", {"--schedule", "1f1b"}},
-                {2, "--layers 4 --schedule dualpipe --micro-batches 5", {"dualpipe", "even", "5 micro-batches"}},
-                {2, "--layers 4 --schedule dualpipe --micro-batches 2", {"dualpipe", "2 x 2"}},
-                {3, "--layers 4 --schedule dualpipe", {"dualpipe", "even number of stages"}},
-                {2, "--layers 4 --schedule dualpipev --micro-batches 3", {"dualpipev", "2 x 2"}},
-                {4, "--layers 3 --schedule zb-v", {"has no layer", "--layers of at least 6"}},
-                {4, "--layers 1", {"stage 2 of 4 has no layer", "--layers of at least 2"}},
-                {1, "--layers 4 --schedule zb-v --strategy zero3", {"--strategy zero3", "zb-v", "gpipe or 1f1b"}},
-                {4, "--layers 4 --pp 2 --dp 2 --schedule dualpipe --strategy hsdp", {"--strategy hsdp", "dualpipe"}},
-                {1, "--chunks 3", {"--chunks", "--schedule 1f1b", "interleaved"}},
-                {1, "--group 2 --schedule gpipe", {"--group", "--schedule gpipe"}},
-                {1, "--schedule custom", {"--schedule custom", "CSV"}},
-                {1, "--schedule-file /nowhere/s.csv", {"/nowhere/s.csv"}},
-                {1, "--schedule gpipe --schedule-file /nowhere/s.csv", {"--schedule gpipe", "--schedule-file"}},
-                {2, "--layers 4 --stage-layers 3,2", {"--stage-layers 3,2", "4 layers"}},
-                {2, "--layers 4 --stage-layers 4", {"--stage-layers 4", "2 stages"}},
-                {3, "--layers 4 --stage-layers 2,0,2", {"stage 1 of 3 has no layer"}},
-                {2, "--layers 4 --stage-layers 4,x", {"--stage-layers", "x"}},
-                {4, "--pp 3", {"--pp 3 does not fit 4 ranks"}},
-                {4, "--pp 2 --tp 3", {"--pp 2", "--tp 3", "4 ranks"}},
-                {2, "--ep 2", {"--ep"}},
-                {1, "--sp", {"--sp", "--tp 1"}},
-                {1, "--sp-keep gathered", {"--sp-keep", "--sp left out"}},
-                {1, "--cp-kind ring", {"--cp-kind", "--cp 1"}},
-                {1, "--cp-layout striped", {"--cp-layout", "--cp 1"}},
-                {1, "--ulysses-size 2", {"--ulysses-size", "--cp-kind ring"}},
-                {1, "--no-overlap", {"--no-overlap", "--tp 1 and --cp 1"}},
-                {1, "--shard-size 2", {"--shard-size", "hsdp"}},
-                {1, "--link-mbit 5", {"--link-mbit", "--experiment"}},
-                {1, "--experiment schedules --link-latency 5", {"--link-latency", "--experiment schedules"}},
-                {1, "--virtual-trace v", {"--virtual-trace", "--experiment"}},
-                {1, "--experiment bubbles", {"--experiment", "bubble"}},
-                {1, "--micro-batches -1", {"--micro-batches", "-1"}},
-                {1, "--micro-batches 1e7", {"--micro-batches"}},
-                {4, "--tp 4 --pp 1", {"cannot cut 2 heads"}},
-                {1, "--sabotage early-reuse --no-verify", {"--sabotage", "--no-verify"}},
-                {1, "--sabotage early", {"--sabotage early", "early-reuse"}},
-                {1, "--sabotage early-reuse", {"ranks along pp", "mpiexec -n 2"}},
-                {2, "--sabotage weights-after-reduction --pp 2", {"2 ranks for each stage", "--dp 2"}},
-                {2, "--sabotage tied-unsummed --no-tied", {"does nothing", "--no-tied"}},
-                {2, "--sabotage tied-unsummed --schedule zb-v --layers 4", {"does nothing", "--schedule"}},
-                {2, "--sabotage copies-unsummed --schedule 1f1b", {"does nothing", "--schedule"}},
-                {2, "--sabotage own-norm --clip 0", {"does nothing", "--clip"}},
-                {2, "--sabotage early-reuse --init-std 1e-30", {"does nothing", "--init-std"}},
-                {2, "--schedule-file /dev/zero", {"/dev/zero is a device", "cells"}},
-                {4, "--pp 1 --cp 2 --tp 2 --sp --seq 3 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
-                {2, "--sabotage mean-per-micro-batch --documents none", {"does nothing", "--documents"}},
-                {2, "--sabotage swapped-messages --schedule gpipe", {"does nothing", "--schedule"}},
-                {2, "--sabotage own-norm --init-std 1e-4", {"does nothing", "--init-std"}},
-                {1, "--print-schedule picture", {"--print-schedule", "grid"}}};
-  for (const auto& c : kCases) {
-    SCOPED_TRACE(c.flags);
-    const Outcome run = run_tiny_on(c.ranks, kLesson05, c.flags);
-    expect_one_error(run, 2, c.parts);
-    EXPECT_EQ(run.out, "");
-    EXPECT_LT(run.seconds, 10);
-  }
+  expect_refusals(kLesson05,
+                  {{1, "--schedule 2f2b", {"--schedule", "1f1b"}},
+                   {2, "--layers 4 --schedule dualpipe --micro-batches 5", {"dualpipe", "even", "5 micro-batches"}},
+                   {2, "--layers 4 --schedule dualpipe --micro-batches 2", {"dualpipe", "2 x 2"}},
+                   {3, "--layers 4 --schedule dualpipe", {"dualpipe", "even number of stages"}},
+                   {2, "--layers 4 --schedule dualpipev --micro-batches 3", {"dualpipev", "2 x 2"}},
+                   {4, "--layers 3 --schedule zb-v", {"has no layer", "--layers of at least 6"}},
+                   {4, "--layers 1", {"stage 2 of 4 has no layer", "--layers of at least 2"}},
+                   {1, "--layers 4 --schedule zb-v --strategy zero3", {"--strategy zero3", "zb-v", "gpipe or 1f1b"}},
+                   {4, "--layers 4 --pp 2 --dp 2 --schedule dualpipe --strategy hsdp", {"--strategy hsdp", "dualpipe"}},
+                   {1, "--chunks 3", {"--chunks", "--schedule 1f1b", "interleaved"}},
+                   {1, "--group 2 --schedule gpipe", {"--group", "--schedule gpipe"}},
+                   {1, "--schedule custom", {"--schedule custom", "CSV"}},
+                   {1, "--schedule-file /nowhere/s.csv", {"/nowhere/s.csv"}},
+                   {1, "--schedule gpipe --schedule-file /nowhere/s.csv", {"--schedule gpipe", "--schedule-file"}},
+                   {2, "--layers 4 --stage-layers 3,2", {"--stage-layers 3,2", "4 layers"}},
+                   {2, "--layers 4 --stage-layers 4", {"--stage-layers 4", "2 stages"}},
+                   {3, "--layers 4 --stage-layers 2,0,2", {"stage 1 of 3 has no layer"}},
+                   {2, "--layers 4 --stage-layers 4,x", {"--stage-layers", "x"}},
+                   {4, "--pp 3", {"--pp 3 does not fit 4 ranks"}},
+                   {4, "--pp 2 --tp 3", {"--pp 2", "--tp 3", "4 ranks"}},
+                   {2, "--ep 2", {"--ep"}},
+                   {1, "--sp", {"--sp", "--tp 1"}},
+                   {1, "--sp-keep gathered", {"--sp-keep", "--sp left out"}},
+                   {1, "--cp-kind ring", {"--cp-kind", "--cp 1"}},
+                   {1, "--cp-layout striped", {"--cp-layout", "--cp 1"}},
+                   {1, "--ulysses-size 2", {"--ulysses-size", "--cp-kind ring"}},
+                   {1, "--no-overlap", {"--no-overlap", "--tp 1 and --cp 1"}},
+                   {1, "--shard-size 2", {"--shard-size", "hsdp"}},
+                   {1, "--link-mbit 5", {"--link-mbit", "--experiment"}},
+                   {1, "--experiment schedules --link-latency 5", {"--link-latency", "--experiment schedules"}},
+                   {1, "--virtual-trace v", {"--virtual-trace", "--experiment"}},
+                   {1, "--experiment bubbles", {"--experiment", "bubble"}},
+                   {1, "--micro-batches -1", {"--micro-batches", "-1"}},
+                   {1, "--micro-batches 1e7", {"--micro-batches"}},
+                   {4, "--tp 4 --pp 1", {"cannot cut 2 heads"}},
+                   {1, "--sabotage early-reuse --no-verify", {"--sabotage", "--no-verify"}},
+                   {1, "--sabotage early", {"--sabotage early", "early-reuse"}},
+                   {1, "--sabotage early-reuse", {"ranks along pp", "mpiexec -n 2"}},
+                   {2, "--sabotage weights-after-reduction --pp 2", {"2 ranks for each stage", "--dp 2"}},
+                   {2, "--sabotage tied-unsummed --no-tied", {"does nothing", "--no-tied"}},
+                   {2, "--sabotage tied-unsummed --schedule zb-v --layers 4", {"does nothing", "--schedule"}},
+                   {2, "--sabotage copies-unsummed --schedule 1f1b", {"does nothing", "--schedule"}},
+                   {2, "--sabotage own-norm --clip 0", {"does nothing", "--clip"}},
+                   {2, "--sabotage early-reuse --init-std 1e-30", {"does nothing", "--init-std"}},
+                   {2, "--schedule-file /dev/zero", {"/dev/zero is a device", "cells"}},
+                   {4, "--pp 1 --cp 2 --tp 2 --sp --seq 3 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
+                   {2, "--sabotage mean-per-micro-batch --documents none", {"does nothing", "--documents"}},
+                   {2, "--sabotage swapped-messages --schedule gpipe", {"does nothing", "--schedule"}},
+                   {2, "--sabotage own-norm --init-std 1e-4", {"does nothing", "--init-std"}},
+                   {1, "--print-schedule picture", {"--print-schedule", "grid"}}});
 }
 
 // Files that hold no schedule, or one for other ranks.

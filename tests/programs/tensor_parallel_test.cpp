@@ -149,59 +149,50 @@ TEST(TensorParallel, MemoryIsThatOfTheParts) {
 
 // A mistake in whose way the user's flags stand, and other usage that cannot be: one line, and all ranks end.
 TEST(TensorParallel, BadUsageIsOneLine) {
-  const struct {
-    int ranks;
-    const char* flags;
-    std::vector<std::string> parts;
-  } kCases[] = {{2, "--sabotage own-maximum --no-verify", {"--sabotage", "--no-verify"}},
-                {2, "--sabotage own-maximum --tp 1", {"several ranks along tp"}},
-                {1, "--sabotage own-maximum", {"mpiexec -n 2"}},
-                {2, "--sabotage drifting", {"--sabotage drifting", "no-input-sum"}},
-                {2, "--sabotage padding-leaks --vocab 256", {"does nothing", "--vocab"}},
-                {2, "--sabotage padding-leaks --dtype bf16", {"does nothing", "--dtype bf16"}},
-                {2, "--sabotage norm-counts-replicas --dtype bf16", {"does nothing", "--dtype bf16"}},
-                {2, "--sabotage clamp-without-mask --init-std 0", {"does nothing", "--init-std"}},
-                {2, "--sabotage kv-gradients-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
-                {2, "--sabotage qk-norm-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
-                {3, "--sabotage packed-as-one-block --heads 4 --kv-heads 4", {"does nothing", "--tp"}},
-                {2, "--sabotage packed-as-one-block --model tiny", {"does nothing", "--model tiny-gpt2"}},
-                {2, "--sabotage bias-on-every-rank --no-biases", {"does nothing", "--no-biases"}},
-                {2, "--sabotage bias-on-every-rank --steps 1", {"does nothing", "--steps"}},
-                {2, "--sabotage bias-on-every-rank --lr 0", {"does nothing", "--lr"}},
-                {2, "--sabotage qk-norm-unsummed --no-qk-norm", {"does nothing", "--no-qk-norm"}},
-                {2, "--sabotage kv-gradients-unsummed --kv-heads 2", {"does nothing", "--kv-heads"}},
-                {2, "--sabotage own-dropout --dropout 0", {"does nothing", "--dropout"}},
-                {2, "--sabotage own-dropout --dropout 1e-9", {"does nothing", "--dropout"}},
-                {2, "--sabotage bias-on-every-rank --verify-steps 1", {"does nothing", "--verify-steps"}},
-                {2, "--sabotage bias-on-every-rank --lr 1e-6", {"does nothing", "--lr"}},
-                {2, "--sabotage bias-on-every-rank --lr 0.03", {"does nothing", "--lr"}},
-                {2, "--sabotage bias-on-every-rank --dtype bf16 --lr 1e-4", {"does nothing", "--lr"}},
-                {2, "--sabotage bias-on-every-rank --dtype bf16 --steps 2", {"does nothing", "--steps"}},
-                {2, "--sabotage bias-on-every-rank --eps 1", {"does nothing", "--eps"}},
-                {2, "--sabotage norm-counts-replicas --init-std 1e-4", {"does nothing", "--init-std"}},
-                {2, "--sabotage packed-as-one-block --heads 4 --kv-heads 2", {"does nothing", "packed", "--kv-heads 4"}},
-                {4, "--tp 3", {"--tp 3 does not fit 4 ranks"}},
-                {3, "--tp 2 --dp 2", {"--dp 2 x --tp 2 does not fit 3 ranks"}},
-                {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "use --tp 6 or less\n"}},
-                {4, "--heads 4 --ffn 3", {"3 columns of the MLP", "use --tp 3 or less\n"}},
-                {2, "--tp 0", {"--tp 0"}},
-                {2, "--pp 2", {"--pp"}},
-                {2, "--strategy zero", {"--strategy zero", "zero1"}},
-                {2, "--shard-size 2", {"--shard-size", "hsdp"}},
-                {4, "--tp 2 --strategy hsdp --shard-size 3", {"--shard-size 3", "2 data-parallel ranks"}},
-                {2, "--experiment numbrs", {"did you mean numbers?"}},
-                {2, "--link-mbit 5", {"--link-mbit", "--experiment overlap"}},
-                {2, "--experiment loss --link-latency 5", {"--link-latency", "--experiment loss"}},
-                {2, "--experiment pairs --virtual-trace /tmp/v", {"--virtual-trace", "--experiment pairs"}},
-                {2, "--experiment overlap --virtual-trace /nonexistent/v", {"/nonexistent/v.no-overlap.json"}},
-                {2, "--experiment overlap --virtual-trace /tmp/v --json /tmp/v.overlap.json", {"--json", "--virtual-trace"}}};
-  for (const auto& c : kCases) {
-    SCOPED_TRACE(c.flags);
-    const Outcome run = run_tiny_on(c.ranks, kTensorParallel, c.flags);
-    expect_one_error(run, 2, c.parts);
-    EXPECT_EQ(run.out, "");
-    EXPECT_LT(run.seconds, 10);
-  }
+  expect_refusals(
+      kTensorParallel,
+      {{2, "--sabotage own-maximum --no-verify", {"--sabotage", "--no-verify"}},
+       {2, "--sabotage own-maximum --tp 1", {"several ranks along tp"}},
+       {1, "--sabotage own-maximum", {"mpiexec -n 2"}},
+       {2, "--sabotage drifting", {"--sabotage drifting", "no-input-sum"}},
+       {2, "--sabotage padding-leaks --vocab 256", {"does nothing", "--vocab"}},
+       {2, "--sabotage padding-leaks --dtype bf16", {"does nothing", "--dtype bf16"}},
+       {2, "--sabotage norm-counts-replicas --dtype bf16", {"does nothing", "--dtype bf16"}},
+       {2, "--sabotage clamp-without-mask --init-std 0", {"does nothing", "--init-std"}},
+       {2, "--sabotage kv-gradients-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
+       {2, "--sabotage qk-norm-unsummed --model tiny-gpt2", {"does nothing", "--model"}},
+       {3, "--sabotage packed-as-one-block --heads 4 --kv-heads 4", {"does nothing", "--tp"}},
+       {2, "--sabotage packed-as-one-block --model tiny", {"does nothing", "--model tiny-gpt2"}},
+       {2, "--sabotage bias-on-every-rank --no-biases", {"does nothing", "--no-biases"}},
+       {2, "--sabotage bias-on-every-rank --steps 1", {"does nothing", "--steps"}},
+       {2, "--sabotage bias-on-every-rank --lr 0", {"does nothing", "--lr"}},
+       {2, "--sabotage qk-norm-unsummed --no-qk-norm", {"does nothing", "--no-qk-norm"}},
+       {2, "--sabotage kv-gradients-unsummed --kv-heads 2", {"does nothing", "--kv-heads"}},
+       {2, "--sabotage own-dropout --dropout 0", {"does nothing", "--dropout"}},
+       {2, "--sabotage own-dropout --dropout 1e-9", {"does nothing", "--dropout"}},
+       {2, "--sabotage bias-on-every-rank --verify-steps 1", {"does nothing", "--verify-steps"}},
+       {2, "--sabotage bias-on-every-rank --lr 1e-6", {"does nothing", "--lr"}},
+       {2, "--sabotage bias-on-every-rank --lr 0.03", {"does nothing", "--lr"}},
+       {2, "--sabotage bias-on-every-rank --dtype bf16 --lr 1e-4", {"does nothing", "--lr"}},
+       {2, "--sabotage bias-on-every-rank --dtype bf16 --steps 2", {"does nothing", "--steps"}},
+       {2, "--sabotage bias-on-every-rank --eps 1", {"does nothing", "--eps"}},
+       {2, "--sabotage norm-counts-replicas --init-std 1e-4", {"does nothing", "--init-std"}},
+       {2, "--sabotage packed-as-one-block --heads 4 --kv-heads 2", {"does nothing", "packed", "--kv-heads 4"}},
+       {4, "--tp 3", {"--tp 3 does not fit 4 ranks"}},
+       {3, "--tp 2 --dp 2", {"--dp 2 x --tp 2 does not fit 3 ranks"}},
+       {8, "--tp 8 --heads 6 --hidden 24", {"--tp 8 cannot cut 6 heads", "use --tp 6 or less\n"}},
+       {4, "--heads 4 --ffn 3", {"3 columns of the MLP", "use --tp 3 or less\n"}},
+       {2, "--tp 0", {"--tp 0"}},
+       {2, "--pp 2", {"--pp"}},
+       {2, "--strategy zero", {"--strategy zero", "zero1"}},
+       {2, "--shard-size 2", {"--shard-size", "hsdp"}},
+       {4, "--tp 2 --strategy hsdp --shard-size 3", {"--shard-size 3", "2 data-parallel ranks"}},
+       {2, "--experiment numbrs", {"did you mean numbers?"}},
+       {2, "--link-mbit 5", {"--link-mbit", "--experiment overlap"}},
+       {2, "--experiment loss --link-latency 5", {"--link-latency", "--experiment loss"}},
+       {2, "--experiment pairs --virtual-trace /tmp/v", {"--virtual-trace", "--experiment pairs"}},
+       {2, "--experiment overlap --virtual-trace /nonexistent/v", {"/nonexistent/v.no-overlap.json"}},
+       {2, "--experiment overlap --virtual-trace /tmp/v --json /tmp/v.overlap.json", {"--json", "--virtual-trace"}}});
 }
 
 // A dump holds global tensors, whatever the layout: each head once, also where several ranks hold it.

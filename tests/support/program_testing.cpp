@@ -284,17 +284,27 @@ Report passing_report(int ranks, const std::string& program, const std::string& 
   return report;
 }
 
-void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by) {
+void expect_refusals(const std::string& program, const std::vector<Refusal>& refusals) {
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(refusal.flags);
+    const Outcome run = run_tiny_on(refusal.ranks, program, refusal.flags);
+    expect_one_error(run, 2, refusal.parts);
+    EXPECT_EQ(run.out, "");
+    EXPECT_LT(run.seconds, 10);
+  }
+}
+
+void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by,
+                              const std::string& model, const std::map<std::string, int>& ranks) {
   const Outcome list = run_binary(program, {"--sabotage", "list"});
   std::istringstream lines(list.out);
   for (std::string line; std::getline(lines, line);) {
     const std::string name = words(line)[0];
-    // On the default model: some mistakes need several buckets.
     const TempDir dir;
     RunOptions options;
-    options.ranks = 2;
+    options.ranks = ranks.contains(name) ? ranks.at(name) : 2;
     const Outcome run =
-        run_binary(program, words("--quiet --layers 2 --sabotage " + name + " --json " + dir.path("r.json")), options);
+        run_binary(program, words("--quiet " + model + " --sabotage " + name + " --json " + dir.path("r.json")), options);
     expect_one_error(run, 1, {"check failed: "});
     if (run.exit_status != 1) continue;
     const std::vector<std::string> failed = failing(read_report(dir.path("r.json")));

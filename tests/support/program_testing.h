@@ -57,6 +57,15 @@ struct Outcome {
 // step line, a table or a verdict on stdout fail too: nothing may look like a success.
 void expect_one_error(const Outcome& outcome, int status, const std::vector<std::string>& parts);
 
+// Usage that cannot be: run_tiny_on of the program must refuse each with one line that has the parts, print nothing else, and
+// end on all ranks.
+struct Refusal {
+  int ranks;
+  const char* flags;
+  std::vector<std::string> parts;
+};
+void expect_refusals(const std::string& program, const std::vector<Refusal>& refusals);
+
 // Names of the checks (or claims) that do not hold.
 [[nodiscard]] std::vector<std::string> failing(const Report& report);
 [[nodiscard]] bool has_claim(const Report& report, const std::string& name);
@@ -64,9 +73,11 @@ void expect_one_error(const Outcome& outcome, int status, const std::vector<std:
 // run_tiny_on of a program, which must find that everything holds, and what it reported.
 [[nodiscard]] Report passing_report(int ranks, const std::string& program, const std::string& flags);
 
-// Runs every mistake that the program can plant, on two ranks, and expects its entry in `noticed_by` among the checks that
-// fail: one that shows the mistake itself (the beginning of its name). Mistakes and entries must be the same ones.
-void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by);
+// Runs every mistake that the program can plant, on two ranks but for those in `ranks`, and expects its entry in `noticed_by`
+// among the checks that fail: one that shows the mistake itself (the beginning of its name). Mistakes and entries must be the
+// same ones. (The default model is large enough for several buckets, which some mistakes need.)
+void expect_sabotages_noticed(const std::string& program, std::map<std::string, std::string> noticed_by,
+                              const std::string& model = "--layers 2", const std::map<std::string, int>& ranks = {});
 
 struct TraceEvent {
   std::string name;
