@@ -53,7 +53,7 @@ void write_simulation(const std::string& path, const Schedule& s, const Simulati
 struct Measurement {
   Schedule schedule;
   Simulation unit, measured;
-  double work_us = 0, message_us = 0;  // of all ranks; of a message
+  double message_us = 0;
 };
 
 Measurement measure_schedule(Experiment& e, const Lesson& lesson) {
@@ -74,7 +74,6 @@ Measurement measure_schedule(Experiment& e, const Lesson& lesson) {
   result.message_us = e.link.us(bytes);
   result.unit = simulate(s, uniform_costs(share, share, share));
   result.measured = simulate(s, measured_costs(s, times, result.message_us));
-  for (int r = 0; r < s.rank_count(); ++r) result.work_us += result.measured.busy(r);
   return result;
 }
 
@@ -86,8 +85,8 @@ std::vector<std::string> row_of(const Measurement& m) {
           fmt::format("{}", m.schedule.stages),
           fmt::format("{:.1f}%", 100 * m.unit.bubble_rate()),
           fmt::format("{:.1f}%", 100 * m.measured.bubble_rate()),
-          fmt::format("{:.2f}", m.unit.makespan * ranks / (m.unit.busy(0) * ranks)),
-          fmt::format("{:.2f}", m.measured.makespan * ranks / m.work_us),
+          fmt::format("{:.2f}", m.unit.makespan * ranks / m.unit.work()),
+          fmt::format("{:.2f}", m.measured.makespan * ranks / m.measured.work()),
           fmt::format("{}", peak)};
 }
 
@@ -98,7 +97,7 @@ void add_to_report(Report& report, const Measurement& m) {
   report.timing["virtual_ms " + m.schedule.name] = m.measured.makespan / 1000;
   report.timing["virtual_idle " + m.schedule.name] = m.measured.bubble_rate();
   const double messages = 2.0 * static_cast<double>(crossings(m.schedule)) * m.message_us;
-  const bool between = busiest <= m.measured.makespan && m.measured.makespan <= m.work_us + messages;
+  const bool between = busiest <= m.measured.makespan && m.measured.makespan <= m.measured.work() + messages;
   report.claims.push_back(
       make_claim(fmt::format("bubble, {}: time is between the busiest rank's work and all work in turn", m.schedule.name), 1,
                  between ? 1 : 0, 0));

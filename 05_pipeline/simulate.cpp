@@ -123,6 +123,12 @@ double Simulation::busy(int rank) const {
 
 double Simulation::idle(int rank) const { return makespan - busy(rank); }
 
+double Simulation::work() const {
+  double sum = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) sum += busy(static_cast<int>(r));
+  return sum;
+}
+
 double Simulation::own_span(int rank) const {
   const std::vector<Interval>& row = ranks[static_cast<std::size_t>(rank)];
   return row.empty() ? 0 : row.back().end - row.front().begin;
@@ -134,11 +140,7 @@ double Simulation::cost() const {
   return longest;
 }
 
-double Simulation::bubble_rate() const {
-  double work = 0;
-  for (std::size_t r = 0; r < ranks.size(); ++r) work += busy(static_cast<int>(r));
-  return 1 - work / (cost() * static_cast<double>(ranks.size()));
-}
+double Simulation::bubble_rate() const { return 1 - work() / (cost() * static_cast<double>(ranks.size())); }
 
 Simulation simulate(const Schedule& schedule, const Costs& costs) {
   TimedRun run(schedule, costs);

@@ -25,6 +25,7 @@ struct Simulation {
 
   [[nodiscard]] double busy(int rank) const;      // the sum of its cells' times
   [[nodiscard]] double idle(int rank) const;      // the rest of the makespan
+  [[nodiscard]] double work() const;              // of all ranks: the sum of busy
   [[nodiscard]] double own_span(int rank) const;  // from its first beginning to its last end
   // The Zero Bubble paper's cost, the longest own span; and the share of it in which a rank is idle, in the mean of all: where
   // all have as much to do, (cost - busy) / cost.

@@ -190,6 +190,7 @@ TEST(ScheduleSimulation, CostsMayDifferByRank) {
   EXPECT_EQ(run.makespan, 1 + 4 * 6 + 2);
   EXPECT_EQ(run.busy(0), 12);
   EXPECT_EQ(run.busy(1), 24);
+  EXPECT_EQ(run.work(), 36);
   EXPECT_EQ(run.idle(1), 3);
 }
 
