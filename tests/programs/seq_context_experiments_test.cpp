@@ -89,7 +89,8 @@ TEST(SeqContextExperiments, WorkFollowsThePairs) {
   ASSERT_EQ(run.exit_status, 0) << run.description();
   const auto time_of = [&](const std::string& layout, int rank) {
     double us = 0;
-    for (const TraceEvent& e : events_by_stream(dir.path("v." + layout + ".json"), rank).at("compute")) us += e.end - e.begin;
+    const auto events = events_by_stream(dir.path("v." + layout + ".json"), rank);
+    for (const TraceEvent& e : events.at("compute")) us += e.end - e.begin;
     return us;
   };
   EXPECT_LT(time_of("contiguous", 0), 0.5 * time_of("contiguous", 3));
