@@ -108,10 +108,12 @@ namespace {
 // A micro-batch's rows of the residual stream that are here.
 void scatter_residual(const Axis& axis, const Faults& faults, MicroBatch& b) {
   const Range here = share_of(b.token_count(), axis.size(), axis.rank());
-  ResidualRows& rows = b.residual;
-  const Range drawn = faults.dropout_by_row ? share_of(b.token_count(), axis.size(), 0) : here;
-  const std::int64_t last = drawn.begin + here.size();
-  rows = {rows.sample.rows(drawn.begin, last), rows.order.rows(drawn.begin, last), rows.position.rows(here.begin, here.end)};
+  const ResidualRows all = b.residual;
+  b.residual = all.part(here.begin, here.end);
+  if (!faults.dropout_by_row) return;
+  const Range first = share_of(b.token_count(), axis.size(), 0);
+  b.residual.sample = all.sample.rows(first.begin, first.begin + here.size());
+  b.residual.order = all.order.rows(first.begin, first.begin + here.size());
 }
 
 bool has_rows_of_residual(const std::string& name) {

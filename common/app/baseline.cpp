@@ -13,7 +13,8 @@ RunRecord train_baseline(const Options& options, const TrainerOptions& settings,
   big.storage = {};
   big.storage.dtype = dtype;
   big.storage.seed = settings.storage.seed;
-  big.micro_batch = big.global_batch;
+  // Routers' losses and experts' capacity are of a micro-batch: so those of a model with experts stay as they are.
+  if (!settings.model.has_experts()) big.micro_batch = big.global_batch;
   big.recompute = Recompute::kNone;
   big.gemm = GemmKind::kBlas;
   big.attention = AttentionKind::kFlash;

@@ -9,6 +9,7 @@ namespace ref5d {
 enum class FlopsKind {
   kBlockLinear,  // the linear layers of the blocks
   kHead,         // the projection to the vocabulary
+  kExperts,      // the routed experts of the blocks; a router is a linear layer
   kAttention,    // scores and weighted sums of the pairs (query, key) that the mask lets see each other
   kCount
 };

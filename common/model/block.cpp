@@ -1,6 +1,7 @@
 #include "common/model/block.h"
 
 #include "common/kernels/elementwise.h"
+#include "common/model/moe_mlp.h"
 
 namespace ref5d {
 
@@ -24,7 +25,11 @@ Block::Block(const GptConfig& c, std::int64_t layer) : layer_(layer) {
   attention_norm = std::make_unique<Norm>(name + (gpt2 ? "ln_1" : "input_layernorm"), c.hidden, c.norm, c.norm_eps);
   mlp_norm = std::make_unique<Norm>(name + (gpt2 ? "ln_2" : "post_attention_layernorm"), c.hidden, c.norm, c.norm_eps);
   attention = std::make_unique<AttentionLayer>(c, layer);
-  mlp = std::make_unique<DenseMlp>(c, layer);
+  if (c.has_experts()) {
+    mlp = std::make_unique<MoeMlp>(c, layer);
+  } else {
+    mlp = std::make_unique<DenseMlp>(c, layer);
+  }
 }
 
 std::vector<std::shared_ptr<Parameter>> Block::parameters() const {

@@ -36,6 +36,8 @@ class Block {
   [[nodiscard]] Tensor backward(Context& ctx, const Tensor& dy, Saved& saved);
 
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters() const;
+  // Of the model, but moved by no gradient.
+  [[nodiscard]] std::vector<std::shared_ptr<Parameter>> buffers() const { return mlp->buffers(); }
   [[nodiscard]] std::int64_t layer() const { return layer_; }
 
   std::unique_ptr<Norm> attention_norm, mlp_norm;

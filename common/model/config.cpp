@@ -1,5 +1,6 @@
 #include "common/model/config.h"
 
+#include <cmath>
 #include <map>
 
 #include "common/device/error.h"
@@ -34,12 +35,46 @@ GptConfig gpt2(std::string name, std::int64_t vocab, std::int64_t hidden, std::i
   return c;
 }
 
+GptConfig mixtral(std::string name, std::int64_t experts, std::int64_t top_k, GptConfig c) {
+  c.preset = std::move(name);
+  c.family = Family::kMixtral;
+  c.moe.experts = experts;
+  c.moe.top_k = top_k;
+  c.moe.aux_coefficient = 0.02;
+  return c;
+}
+
+// With the balance of DeepSeek-V3: a correction bias that the load moves, and a small loss for each sequence beside it.
+GptConfig deepseek(std::string name, std::int64_t experts, std::int64_t top_k, std::int64_t groups, std::int64_t top_groups,
+                   double routed_scale, GptConfig c) {
+  c.preset = std::move(name);
+  c.family = Family::kDeepseek;
+  c.moe = {.experts = experts,
+           .top_k = top_k,
+           .shared_experts = 1,
+           .score = ScoreKind::kSigmoid,
+           .renormalise = true,
+           .routed_scale = routed_scale,
+           .groups = groups,
+           .top_groups = top_groups,
+           .correction_bias = true,
+           .aux_coefficient = 0.0001,
+           .aux_kind = AuxKind::kSequence,
+           .z_coefficient = 0,
+           .bias_speed = 0.001,
+           .capacity_factor = 0,
+           .pad_to_capacity = false};
+  return c;
+}
+
 const std::map<std::string, GptConfig>& presets() {
   static const auto* const kPresets = [] {
     auto* m = new std::map<std::string, GptConfig>;
     auto put = [m](GptConfig c) { (*m)[c.preset] = std::move(c); };
     put(llama("tiny", 256, 64, 4, 8, 4, 192, 64));
     put(gpt2("tiny-gpt2", 256, 64, 4, 8, 256, 64));
+    put(mixtral("tiny-mixtral", 8, 2, llama("", 256, 64, 4, 8, 4, 96, 64)));
+    put(deepseek("tiny-deepseek", 8, 2, 4, 2, 2.5, llama("", 256, 64, 4, 8, 4, 96, 64)));
     put(llama("bench", 256, 256, 4, 8, 4, 688, 256));
     put(gpt2("gpt2-124m", 50257, 768, 12, 12, 3072, 1024));
     put(gpt2("gpt2-355m", 50257, 1024, 24, 16, 4096, 1024));
@@ -50,6 +85,7 @@ const std::map<std::string, GptConfig>& presets() {
     (*m)["llama-3b"].tied = true;
     put(llama("llama-8b", 128256, 4096, 32, 32, 8, 14336, 8192, 500000));
     put(llama("llama-70b", 128256, 8192, 80, 64, 8, 28672, 8192, 500000));
+    put(mixtral("mixtral-8x7b", 8, 2, llama("", 32000, 4096, 32, 32, 8, 14336, 4096, 1000000)));
     return m;
   }();
   return *kPresets;
@@ -57,18 +93,34 @@ const std::map<std::string, GptConfig>& presets() {
 
 }  // namespace
 
+std::int64_t MoeConfig::capacity(std::int64_t tokens) const {
+  const double even = static_cast<double>(top_k * tokens) / static_cast<double>(experts);
+  return static_cast<std::int64_t>(std::ceil(capacity_factor * even));
+}
+
+namespace {
+
+std::int64_t attention_matrices(const GptConfig& c) {
+  return c.hidden * c.head_dim() * (c.heads + 2 * c.kv_heads) + c.heads * c.head_dim() * c.hidden;
+}
+
+// Of the layer's MLP, or of its router and so many routed experts.
+std::int64_t mlp_matrices(const GptConfig& c, std::int64_t routed_experts) {
+  const std::int64_t one = (c.mlp == MlpKind::kSwiglu ? 3 : 2) * c.hidden * c.ffn;
+  return c.has_experts() ? (routed_experts + c.moe.shared_experts) * one + c.moe.experts * c.hidden : one;
+}
+
+}  // namespace
+
 std::int64_t GptConfig::matmul_parameter_count() const {
-  const std::int64_t d = head_dim(), mlp_matrices = mlp == MlpKind::kSwiglu ? 3 : 2;
-  const std::int64_t block = hidden * d * (heads + 2 * kv_heads) + heads * d * hidden + mlp_matrices * hidden * ffn;
-  return layers * block + vocab * hidden;  // the head
+  return layers * (attention_matrices(*this) + mlp_matrices(*this, moe.top_k)) + vocab * hidden;  // the head
 }
 
 std::int64_t GptConfig::parameter_count() const {
   const std::int64_t d = head_dim(), norm_size = norm == NormKind::kLayer ? 2 * hidden : hidden;
-  std::int64_t block = 2 * norm_size + (qk_norm ? 2 * d : 0);
+  std::int64_t block = attention_matrices(*this) + mlp_matrices(*this, moe.experts) + 2 * norm_size + (qk_norm ? 2 * d : 0);
   if (biases) block += d * (heads + 2 * kv_heads) + hidden + (mlp == MlpKind::kSwiglu ? 2 * ffn : ffn) + hidden;
-  return matmul_parameter_count() + layers * block + norm_size + (tied ? 0 : vocab * hidden) +
-         (position == PositionKind::kLearned ? seq * hidden : 0);
+  return layers * block + norm_size + (tied ? 1 : 2) * vocab * hidden + (position == PositionKind::kLearned ? seq * hidden : 0);
 }
 
 double GptConfig::flops_per_token(bool causal_half) const {
@@ -89,6 +141,35 @@ GptConfig preset(const std::string& name) {
   for (const auto& n : preset_names()) known += (known.empty() ? "" : ", ") + n;
   throw InputError("--model " + name + " is not a preset; use one of: " + known);
 }
+
+namespace {
+
+void validate_experts(const GptConfig& c) {
+  const MoeConfig& m = c.moe;
+  auto fail = [](const std::string& message) { throw InputError(message); };
+  auto n = [](std::int64_t v) { return std::to_string(v); };
+  if (c.family != Family::kMixtral && c.family != Family::kDeepseek)
+    fail("--experts is for models with experts; use --model tiny-mixtral or tiny-deepseek");
+  if (c.mlp != MlpKind::kSwiglu || c.biases)
+    fail("experts are SwiGLU without biases; leave out --mlp gelu and --biases");
+  if (m.groups < 1 || m.experts % m.groups != 0)
+    fail("--experts " + n(m.experts) + " is not divisible by --groups " + n(m.groups) + "; groups of experts are equal");
+  if (m.top_groups < 1 || m.top_groups > m.groups)
+    fail("--top-groups " + n(m.top_groups) + " must be from 1 to --groups " + n(m.groups));
+  const std::int64_t reachable = m.top_groups * (m.experts / m.groups);
+  if (m.top_k < 1 || m.top_k > reachable) {
+    fail("--top-k " + n(m.top_k) + " must be from 1 to the " + n(reachable) + " experts that a token can use" +
+         (m.groups > 1 ? " in --top-groups " + n(m.top_groups) + " of --groups " + n(m.groups) : ""));
+  }
+  if (m.shared_experts > 0 && c.family == Family::kMixtral)
+    fail("--shared-experts is for tiny-deepseek; Mixtral's names have no place for them");
+  if (m.correction_bias && c.family == Family::kMixtral)
+    fail("--correction-bias is for tiny-deepseek; Mixtral's names have no place for it");
+  if (m.bias_speed != 0 && !m.correction_bias) fail("--bias-speed moves a bias that the router has not; use --correction-bias");
+  if (m.pad_to_capacity && m.capacity_factor == 0) fail("--pad-to-capacity needs a --capacity-factor to pad to");
+}
+
+}  // namespace
 
 void validate(const GptConfig& c) {
   auto fail = [](const std::string& message) { throw InputError(message); };
@@ -117,6 +198,12 @@ void validate(const GptConfig& c) {
     fail("the head dim " + n(c.head_dim()) + " (hidden / heads) must be even: RoPE turns pairs of channels");
   }
   if (c.head_dim() > 256) fail("the head dim " + n(c.head_dim()) + " (hidden / heads) is beyond 256; use more heads");
+  const bool named_for_experts = c.family == Family::kMixtral || c.family == Family::kDeepseek;
+  if (c.has_experts() || c.moe.experts < 0) {
+    validate_experts(c);
+  } else if (named_for_experts) {
+    fail("--model " + c.preset + " needs --experts of at least 1; a dense model is tiny");
+  }
   if (c.dropout < 0 || c.dropout >= 1) fail("--dropout must be at least 0 and less than 1");
 }
 

@@ -22,7 +22,23 @@ namespace ref5d {
 // parallelism scatters the rows: then those that are here.
 struct ResidualRows {
   Tensor sample, order, position;
+  // For routers alone: the place in the whole micro-batch of the replica, whatever of it is here, and which of the sequences
+  // whose load is balanced the token is of (BalancedSequences), -1 for padding.
+  Tensor place, sequence;
+  [[nodiscard]] ResidualRows part(std::int64_t begin, std::int64_t end) const;
 };
+
+// The sequences of a replica's micro-batch whose load a router keeps even, D of them, wherever their tokens are: the micro-batch
+// as one, or its documents (AuxKind). Padding is in none.
+struct BalancedSequences {
+  Tensor lengths;               // fp64 [D]: tokens
+  std::int64_t all_tokens = 0;  // of the micro-batch, with padding
+};
+
+inline ResidualRows ResidualRows::part(std::int64_t begin, std::int64_t end) const {
+  const auto rows = [&](const Tensor& t) { return t ? t.rows(begin, end) : t; };
+  return {rows(sample), rows(order), rows(position), rows(place), rows(sequence)};
+}
 
 // The tokens of one micro-batch, on the device: T = B * S rows, all int32.
 struct MicroBatch {
@@ -30,6 +46,7 @@ struct MicroBatch {
   Tensor tokens, labels;  // [T]; labels -100 where nothing is predicted
   Tensor order, start;    // [T]; see attention.h
   ResidualRows residual;
+  BalancedSequences balance;  // of a model with experts
   AttentionTokens attention;
   std::any attention_plan;         // what an AttentionCore that takes LocalAttention's place must know of other ranks' tokens
   RopeTable rope;                  // undefined with learned positions
@@ -93,6 +110,17 @@ class WeightGrads {
       entry.work = {};  // with what it owns
     }
   }
+  // Takes over the other's work, each piece between the two calls.
+  void take(WeightGrads& other, const std::function<void()>& before, const std::function<void()>& after) {
+    for (Entry& entry : other.queue_) {
+      queue_.push_back({unit_, [before, after, work = std::move(entry.work)] {
+                          before();
+                          work();
+                          after();
+                        }});
+    }
+    other.queue_.clear();
+  }
   void defer(bool deferred) { deferred_ = deferred; }
   [[nodiscard]] bool deferred() const { return deferred_; }
   [[nodiscard]] bool empty() const { return queue_.empty(); }
@@ -117,10 +145,10 @@ class Probe {
 
 enum class Recompute { kNone, kFull, kSelective };
 
-struct Context {
-  explicit Context(Stream& s) : stream(s) {}
+class RouteLog;
 
-  Stream& stream;
+// All of a context but its stream.
+struct ContextFields {
   Dtype dtype = Dtype::kFp32;
   GemmKind gemm = GemmKind::kBlas;
   AttentionKind attention = AttentionKind::kFlash;
@@ -131,13 +159,25 @@ struct Context {
   bool fused = true;  // false: SwiGLU, RMSNorm and cross-entropy step by step, for comparison
 
   const MicroBatch* batch = nullptr;
-  // fp64 [1] each, not yet scaled: the sum of cross-entropy over valid labels, and the sum of the micro-batches' auxiliary
-  // losses (a router's; the dense model has none).
+  // fp64 [1] each: the sum of cross-entropy over valid labels, not yet scaled, and the sum of the micro-batches' auxiliary
+  // losses, each times its aux_loss_scale (a router's; the dense model has none).
   Tensor loss_sum, aux_loss_sum;
+  // fp64 [L, 2 E] of a model with experts: for each layer and expert the choices of the tokens that were here in this step, and
+  // the sum of their probabilities.
+  Tensor router_load;
+  RouteLog* routes = nullptr;  // sees, or replays, every choice
   WeightGrads* weight_grads = nullptr;
   Probe* probe = nullptr;
   bool recomputing = false;          // forward runs a second time: nothing is observed
   std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27): recomputation draws another mask
+};
+
+struct Context : ContextFields {
+  explicit Context(Stream& s) : stream(s) {}
+  // The same on another stream.
+  Context(const Context& other, Stream& s) : ContextFields(other), stream(s) {}
+
+  Stream& stream;
 
   [[nodiscard]] Tensor activation(Shape shape) const {
     return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream);
@@ -145,7 +185,7 @@ struct Context {
   [[nodiscard]] Tensor statistic(Shape shape) const {
     return Tensor::empty(std::move(shape), accumulator_of(dtype), MemoryCategory::kActivations, stream);
   }
-  // Adds the sum of loss [n] to the auxiliary loss. Its gradient is the caller's to add, times batch->aux_loss_scale.
+  // Adds the sum of loss [n], which the caller has scaled, to the auxiliary loss. Its gradient is the caller's to add.
   void add_aux_loss(const Tensor& loss) const {
     if (!recomputing) add_loss(stream, aux_loss_sum, loss);
   }

@@ -56,7 +56,13 @@ void Gpt::keep(const std::vector<Units>& here) {
     placement.dim = std::max(placement.dim, 0);
     if (n.here == 0) placement.segments.clear();
     for (Segment& s : placement.segments) s.replicas *= n.all / n.here;
-    p->uses = n.here;
+    p->uses = std::min(p->uses, n.here);  // 0 already for experts of other ranks
+  }
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+    for (const auto& p : blocks[static_cast<std::size_t>(layer)]->buffers()) {
+      p->placement = {.dim = 0, .segments = {}};
+      if (has(layer + 1)) p->placement.segments = {{0, p->global_shape[0]}};
+    }
   }
 }
 
@@ -70,11 +76,22 @@ std::vector<Parameter*> Gpt::parameters() const {
   return all;
 }
 
+std::vector<Parameter*> Gpt::buffers() const {
+  std::vector<Parameter*> all;
+  for (const auto& block : blocks)
+    for (const auto& p : block->buffers()) all.push_back(p.get());
+  return all;
+}
+
 void Gpt::materialise(const StorageOptions& options, Stream& stream, const std::function<void(Parameter&)>& filled) {
   for (Parameter* p : parameters()) {
     ref5d::materialise(*p, options, stream);
     if (filled) filled(*p);
   }
+  StorageOptions exact = options;
+  exact.dtype = accumulator_of(options.dtype);
+  exact.gradients = false;
+  for (Parameter* p : buffers()) ref5d::materialise(*p, exact, stream);
 }
 
 Tensor Gpt::forward(Context& ctx, const Tensor& input, Saved& saved, Units units) {

@@ -51,6 +51,9 @@ class Gpt {
   [[nodiscard]] std::vector<std::shared_ptr<Parameter>> parameters_of(std::int64_t unit) const;
   // Each parameter once (a tied weight too), in forward order.
   [[nodiscard]] std::vector<Parameter*> parameters() const;
+  // What belongs to the model and its checkpoints and is moved by no gradient: routers' correction biases. Optimizer, gradient
+  // norm and ZeRO never see them; every rank that has the layer has them whole.
+  [[nodiscard]] std::vector<Parameter*> buffers() const;
   // Allocates and fills the storage of one after the other; `filled` is called with each before the next is allocated.
   void materialise(const StorageOptions& options, Stream& stream, const std::function<void(Parameter&)>& filled = {});
 

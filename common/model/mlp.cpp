@@ -7,9 +7,12 @@
 
 namespace ref5d {
 
-DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer) : layer_(layer) {
+DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer)
+    : DenseMlp(c, layer,
+               (c.family == Family::kGpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".mlp.") {}
+
+DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer, const std::string& name) : layer_(layer) {
   const bool gpt2 = c.family == Family::kGpt2;
-  const std::string name = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".mlp.";
   const double down_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
   if (c.mlp == MlpKind::kSwiglu)
     gate = std::make_unique<Linear>(name + "gate_proj", c.hidden, c.ffn, c.biases, false, c.init_std);

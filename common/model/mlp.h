@@ -25,11 +25,15 @@ class Mlp {
   [[nodiscard]] virtual Tensor compute_backward(Context& ctx, const Tensor& dy, Saved& saved, std::any& state) = 0;
   [[nodiscard]] virtual Tensor dispatch_backward(Context& ctx, const Tensor& dx, Saved& saved, std::any& state) = 0;
   [[nodiscard]] virtual std::vector<std::shared_ptr<Parameter>> parameters() const = 0;
+  // What belongs to the model and is not trained by gradients.
+  [[nodiscard]] virtual std::vector<std::shared_ptr<Parameter>> buffers() const { return {}; }
 };
 
 class DenseMlp : public Mlp {
  public:
   DenseMlp(const GptConfig& config, std::int64_t layer);
+  // With another name for its parameters than the layer's.
+  DenseMlp(const GptConfig& config, std::int64_t layer, const std::string& name);
 
   [[nodiscard]] Tensor dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any& state) override;
   [[nodiscard]] Tensor compute(Context& ctx, const Tensor& x, Saved& saved, std::any& state) override;

@@ -62,7 +62,10 @@ class Parameter {
   // Contributions that the step still expects: 0 once the gradient is final.
   [[nodiscard]] std::int64_t pending() const { return pending_; }
 
-  int uses = 1;  // contributions per micro-batch: 2 for a tied embedding, 0 for what lives on other pipeline stages
+  int uses = 1;  // contributions per micro-batch: 2 for a tied embedding, 0 for what lives on other ranks
+  // An expert's, and experts are on several ranks: the ranks that hold the same ones are fewer than those that compute other
+  // tokens, and its gradient is summed over these alone. What ranks send each other's experts has reached them before.
+  bool expert = false;
   // A tied weight of two pipeline stages: they add to its gradient at different times, so it stays whole over the step, also
   // where gradients are sharded.
   bool across_stages = false;

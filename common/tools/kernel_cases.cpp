@@ -51,6 +51,8 @@ std::vector<KernelCase> kernel_cases(CaseSize size) {
   add_elementwise_cases(list, size);
   add_gemm_cases(list, size);
   add_attention_cases(list, size);
+  add_router_cases(list, size);
+  add_expert_cases(list, size);
   return list;
 }
 

@@ -30,6 +30,7 @@ Row row_of(std::span<const std::int32_t> tokens) {
   row.order.resize(tokens.size());
   std::iota(row.order.begin(), row.order.end(), 0);
   row.start.assign(tokens.size(), 0);
+  row.useful = static_cast<std::int64_t>(tokens.size());
   return row;
 }
 

@@ -14,6 +14,45 @@ std::vector<Row> Loader::cut(std::span<const Row> whole) const {
   return here;
 }
 
+namespace {
+
+// Which of the sequences whose load is balanced each token of the rows is of, -1 for padding, and their lengths.
+struct Sequences {
+  std::vector<std::int32_t> of_token;
+  std::vector<std::int64_t> lengths;
+};
+
+Sequences sequences_of(std::span<const Row> rows, AuxKind kind) {
+  Sequences all;
+  if (kind == AuxKind::kMicroBatch) all.lengths = {0};
+  for (const Row& row : rows) {
+    for (std::size_t t = 0; t < row.tokens.size(); ++t) {
+      const bool padding = static_cast<std::int64_t>(t) >= row.useful;
+      if (kind == AuxKind::kSequence && !padding && row.start[t] == row.order[t]) all.lengths.push_back(0);
+      all.of_token.push_back(padding ? -1 : static_cast<std::int32_t>(all.lengths.size()) - 1);
+      if (!padding) ++all.lengths.back();
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+// place and, after it, sequence of each token that is here.
+void Loader::put_places(Slot& slot, std::span<const Row> whole, std::span<const Row> here, std::int32_t* place) const {
+  Sequences sequences = sequences_of(whole, config_.moe.aux_kind);
+  const auto length = static_cast<std::int32_t>(whole.front().tokens.size());
+  std::int32_t* sequence = place + slot.batch * slot.seq;
+  for (std::int32_t b = 0; b < static_cast<std::int32_t>(here.size()); ++b) {
+    for (const std::int32_t order : here[static_cast<std::size_t>(b)].order) {
+      *place++ = b * length + order;
+      *sequence++ = sequences.of_token[static_cast<std::size_t>(b * length + order)];
+    }
+  }
+  slot.sequence_lengths = std::move(sequences.lengths);
+  slot.all_tokens = static_cast<std::int64_t>(sequences.of_token.size());
+}
+
 void Loader::start(std::span<const Row> given, std::int64_t first_sample) {
   if (started_ - taken_ == slots_.size()) throw std::logic_error("both slots of the loader are in use");
   Slot& slot = slots_[started_++ % slots_.size()];
@@ -24,7 +63,8 @@ void Loader::start(std::span<const Row> given, std::int64_t first_sample) {
   slot.seq = static_cast<std::int64_t>(rows.front().tokens.size());
   slot.visible_pairs = 0;
   const std::int64_t tokens = slot.batch * slot.seq;
-  const std::size_t bytes = static_cast<std::size_t>(kFields * tokens) * sizeof(std::int32_t);
+  const std::int64_t fields = config_.has_experts() ? kFieldsWithExperts : kFields;
+  const std::size_t bytes = static_cast<std::size_t>(fields * tokens) * sizeof(std::int32_t);
   slot.copied.synchronize();
   if (!slot.pinned || slot.pinned->bytes() < bytes) slot.pinned = std::make_unique<PinnedBuffer>(bytes);
 
@@ -44,7 +84,8 @@ void Loader::start(std::span<const Row> given, std::int64_t first_sample) {
       field[5 * tokens + at + s] = row.order[static_cast<std::size_t>(s)] - row.start[static_cast<std::size_t>(s)];
     slot.visible_pairs += ref5d::visible_pairs(row.order, row.start, row.order, 1);
   }
-  slot.device = Tensor::empty({kFields, tokens}, Dtype::kInt32, MemoryCategory::kWorkspace, copy_);
+  if (config_.has_experts()) put_places(slot, given, rows, field + kFields * tokens);
+  slot.device = Tensor::empty({fields, tokens}, Dtype::kInt32, MemoryCategory::kWorkspace, copy_);
   copy_pinned_to_device(copy_, slot.device.raw(), slot.pinned->data(), bytes);
   slot.copied.record(copy_);
 }
@@ -70,7 +111,16 @@ MicroBatch Loader::take(double loss_scale) {
   b.labels = field(1);
   b.order = field(2);
   b.start = field(3);
-  b.residual = {field(4), b.order, field(5)};
+  b.residual = {field(4), b.order, field(5), {}, {}};
+  if (config_.has_experts()) {
+    b.residual.place = field(6);
+    b.residual.sequence = field(7);
+    const std::vector<double> lengths(slot.sequence_lengths.begin(), slot.sequence_lengths.end());
+    const auto sequences = static_cast<std::int64_t>(lengths.size());
+    b.balance.lengths = Tensor::from_host(HostTensor::from_doubles(lengths, {sequences}, Dtype::kFp64), Dtype::kFp64,
+                                          MemoryCategory::kWorkspace, compute_);
+    b.balance.all_tokens = slot.all_tokens;
+  }
   const Shape rows{b.batch, b.seq};
   b.attention = make_attention_tokens(compute_, b.order.view(rows), b.start.view(rows), b.order.view(rows));
   if (config_.position == PositionKind::kRope)

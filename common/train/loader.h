@@ -38,16 +38,20 @@ class Loader {
   [[nodiscard]] std::int64_t rows_taken() const { return rows_taken_; }
 
  private:
-  static constexpr int kFields = 6;  // tokens, labels, order, start, sample, position
+  // tokens, labels, order, start, sample, position; for routers also place, sequence.
+  static constexpr int kFields = 6, kFieldsWithExperts = 8;
   struct Slot {
     std::unique_ptr<PinnedBuffer> pinned;
     Event copied;   // the pinned memory may be written again, the device memory be read
-    Tensor device;  // int32 [kFields, T]
+    Tensor device;  // int32 [fields, T]
     std::int64_t batch = 0, seq = 0, visible_pairs = 0;
+    std::vector<std::int64_t> sequence_lengths;  // of those whose load is balanced
+    std::int64_t all_tokens = 0;                 // of the whole rows
     std::vector<Row> whole;  // where rows are cut
   };
   // The rows that are here.
   [[nodiscard]] std::vector<Row> cut(std::span<const Row> whole) const;
+  void put_places(Slot& slot, std::span<const Row> whole, std::span<const Row> here, std::int32_t* place) const;
 
   GptConfig config_;
   Dtype dtype_;

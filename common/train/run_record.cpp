@@ -12,6 +12,13 @@ std::vector<double> RunRecord::losses() const {
   return all;
 }
 
+std::vector<double> RunRecord::aux_losses() const {
+  std::vector<double> all;
+  for (const StepResult& r : steps)
+    if (!r.router_load.empty()) all.push_back(r.aux_loss);
+  return all;
+}
+
 double RunRecord::median_step_ms() const {
   if (steps.empty()) return 0;
   std::vector<double> ms;
@@ -41,8 +48,12 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
     if (s < compared) {
       record.values.losses.push_back(record.steps.back().loss);
       record.values.grad_norms.push_back(record.steps.back().grad_norm);
+      record.values.aux_losses = record.aux_losses();
     }
-    if (s + 1 == std::min(steps, compared)) record.values.final_weights = trainer.weights();
+    if (s + 1 == std::min(steps, compared)) {
+      record.values.final_weights = trainer.weights();
+      record.values.buffers = trainer.buffers();
+    }
     if (on_step) on_step(s, record.steps.back());
   }
   const double norm = record.steps.empty() ? 0 : record.steps.front().grad_norm;

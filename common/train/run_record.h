@@ -19,6 +19,7 @@ struct RunRecord {
   std::vector<std::pair<MemoryCategory, std::int64_t>> peak_bytes, current_bytes;  // peaks over the steps
   FlopsLedger flops_per_step;                                                      // of the first step
   [[nodiscard]] std::vector<double> losses() const;                                // of all steps
+  [[nodiscard]] std::vector<double> aux_losses() const;                            // the same; none of a dense model
   [[nodiscard]] double median_step_ms() const;
   [[nodiscard]] std::int64_t peak(MemoryCategory category) const;
 };

@@ -3,6 +3,8 @@
 #include <chrono>
 
 #include "common/device/device.h"
+#include "common/kernels/correction_bias.h"
+#include "common/kernels/elementwise.h"
 #include "common/train/weights.h"
 
 namespace ref5d {
@@ -39,20 +41,41 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
   context_.weight_grads = &weight_grads_;
   context_.loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
   context_.aux_loss_sum = Tensor::zeros({1}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
+  context_.routes = options.routes;
+  const GptConfig& c = options.model;
+  if (c.has_experts())
+    context_.router_load = Tensor::zeros({c.layers, 2 * c.moe.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
 }
 
 void Trainer::accumulate() {
   const std::int64_t step = optimizer_->steps_taken();
   batch_ = global_batch(data_, step, options_.global_batch);
   context_.step = static_cast<std::uint32_t>(step);
-  for (const Tensor& sum : {context_.loss_sum, context_.aux_loss_sum}) fill_zero(stream_, sum.raw(), sum.bytes());
+  for (const Tensor& sum : {context_.loss_sum, context_.aux_loss_sum, context_.router_load})
+    if (sum) fill_zero(stream_, sum.raw(), sum.bytes());
   if (options_.accumulate) return options_.accumulate(gpt_, context_, loader_, batch_);
   accumulate_gradients(gpt_, context_, loader_, batch_, options_.micro_batch, options_.faults);
 }
 
 void Trainer::update() {
   optimizer_->step(stream_);
+  if (options_.model.moe.bias_speed != 0) move_correction_biases();
   if (options_.after_update) options_.after_update(gpt_, context_);
+}
+
+// By the load of all tokens of the step.
+void Trainer::move_correction_biases() {
+  const std::int64_t experts = options_.model.moe.experts;
+  const Tensor load = Tensor::empty(context_.router_load.shape(), Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
+  copy_matrix(stream_, load, context_.router_load);
+  if (options_.sum_router_load) options_.sum_router_load(stream_, load);
+  const std::vector<Parameter*> biases = gpt_.buffers();
+  for (std::size_t layer = 0; layer < biases.size(); ++layer) {
+    if (biases[layer]->weight.numel() == 0) continue;  // another stage's
+    const auto row = static_cast<std::int64_t>(layer);
+    const Tensor counts = load.rows(row, row + 1).view({2 * experts}).rows(0, experts);
+    move_correction_bias(stream_, biases[layer]->weight, counts, options_.model.moe.bias_speed);
+  }
 }
 
 StepResult Trainer::step() {
@@ -61,6 +84,8 @@ StepResult Trainer::step() {
   update();
   StepResult result;
   result.loss = context_.loss_sum.to_doubles(stream_)[0] * batch_.loss_scale();
+  result.aux_loss = context_.aux_loss_sum.to_doubles(stream_)[0];
+  if (context_.router_load) result.router_load = context_.router_load.to_doubles(stream_);
   result.grad_norm = optimizer_->norm().to_doubles(stream_)[0];
   result.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   result.valid_tokens = batch_.valid_labels;
@@ -70,7 +95,8 @@ StepResult Trainer::step() {
 
 NamedTensors Trainer::global_weights(const std::string& prefix) {
   NamedTensors tensors;
-  for (const Parameter* p : gpt_.parameters()) tensors[prefix + p->name] = global(*p, exact_weight(*p));
+  for (const std::vector<Parameter*>& all : {gpt_.parameters(), gpt_.buffers()})
+    for (const Parameter* p : all) tensors[prefix + p->name] = global(*p, exact_weight(*p));
   return tensors;
 }
 
@@ -81,6 +107,15 @@ NamedTensors Trainer::global_gradients(const std::string& prefix) {
 }
 
 NamedValues Trainer::gradients() { return values_of(global_gradients()); }
-NamedValues Trainer::weights() { return values_of(global_weights()); }
+NamedValues Trainer::weights() {
+  NamedValues all = values_of(global_weights());
+  for (const Parameter* p : gpt_.buffers()) all.erase(p->name);
+  return all;
+}
+NamedValues Trainer::buffers() {
+  NamedTensors tensors;
+  for (const Parameter* p : gpt_.buffers()) tensors[p->name] = global(*p, p->weight);
+  return values_of(tensors);
+}
 
 }  // namespace ref5d

@@ -25,6 +25,7 @@ struct TrainerOptions {
   bool fused = true;
   std::uint32_t redraw_dropout = 0;  // a fault to show (pitfall P27)
   std::uint64_t other_dropout = 0;   // the same: added to the seed of the masks
+  RouteLog* routes = nullptr;        // of a model with experts: sees, or replays, what tokens choose
   std::string load;                  // weights to start from; empty: the init rule
 
   // What a layout over several ranks brings along; all empty on one device.
@@ -40,6 +41,8 @@ struct TrainerOptions {
   std::function<void(Gpt&, Context& ctx, Loader&, const GlobalBatch&)> accumulate;
   // Called after each optimizer step, with the new weights in place: hands them round.
   std::function<void(Gpt&, Context& ctx)> after_update;
+  // Adds up router_load [L, 2 E] over the ranks that had other tokens.
+  std::function<void(Stream&, const Tensor& load)> sum_router_load;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;
   // Stands in for Gpt::logits, where the model's layers are on several ranks. For generating text.
@@ -54,9 +57,11 @@ struct TrainerOptions {
 
 struct StepResult {
   double loss = 0;       // cross-entropy per valid label of the global batch
+  double aux_loss = 0;   // of routers, per micro-batch
   double grad_norm = 0;  // before clipping
   double ms = 0;
   std::int64_t tokens = 0, valid_tokens = 0;
+  std::vector<double> router_load;  // Context::router_load: of the tokens that were here
 };
 
 class Trainer {
@@ -68,6 +73,7 @@ class Trainer {
 
   // The two halves of it, for whoever wants to look in between.
   void accumulate();
+  // The optimizer's step, then what the load moves.
   void update();
 
   [[nodiscard]] const TrainerOptions& options() const { return options_; }
@@ -83,14 +89,17 @@ class Trainer {
   [[nodiscard]] HostTensor global(const Parameter& p, const Tensor& tensor) {
     return gather_global(p, tensor, stream_, options_.gather);
   }
-  // The most exact weights, as global tensors, each under prefix + name.
+  // The most exact weights, and the buffers, as global tensors, each under prefix + name.
   [[nodiscard]] NamedTensors global_weights(const std::string& prefix = "");
   [[nodiscard]] NamedTensors global_gradients(const std::string& prefix = "");
-  // Their values.
+  // Values, those of weights without the buffers'.
   [[nodiscard]] NamedValues gradients();
   [[nodiscard]] NamedValues weights();
+  [[nodiscard]] NamedValues buffers();
 
  private:
+  void move_correction_biases();
+
   TrainerOptions options_;
   const Dataset& data_;
   Stream& stream_;

@@ -48,7 +48,9 @@ void check_tied_head(const Gpt& gpt, const Source& source, const std::string& pa
 
 void load_from(Gpt& gpt, const Source& source, const std::string& path, Stream& stream, UntiedHead head) {
   std::set<std::string> unused(source.names.begin(), source.names.end());
-  for (Parameter* p : gpt.parameters()) {
+  std::vector<Parameter*> all = gpt.parameters();
+  for (Parameter* p : gpt.buffers()) all.push_back(p);
+  for (Parameter* p : all) {
     const std::string name = name_in(source, p->name, head);
     if (name.empty())
       throw InputError(path + " has no weight " + p->name +

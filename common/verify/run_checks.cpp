@@ -128,6 +128,12 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
   const Yardstick yardstick = fp64 ? Yardstick{} : yardstick_of(*own, truth);
   add(verdict, dtype, {"loss", compare_series(candidate.losses, truth.losses), yardstick.losses});
   add(verdict, dtype, {"grad norm", compare_series(candidate.grad_norms, truth.grad_norms), yardstick.grad_norms});
+  if (!truth.aux_losses.empty() || !candidate.aux_losses.empty())
+    add(verdict, dtype,
+        {"aux loss", compare_series(candidate.aux_losses, truth.aux_losses),
+         fp64 ? std::vector<NamedError>{} : compare_series(own->aux_losses, truth.aux_losses)});
+  if (!truth.buffers.empty() || !candidate.buffers.empty())  // moved by counts, which all precisions agree on
+    verdict.add_set("buffers", compare_sets(candidate.buffers, truth.buffers, CompareKind::kActivation), least_tolerance(dtype));
   add(verdict, dtype,
       {"gradients", compare_sets(candidate.gradients, truth.gradients, CompareKind::kGradient),
        fp64 ? std::vector<NamedError>{} : compare_sets(own->gradients, truth.gradients, CompareKind::kGradient)});

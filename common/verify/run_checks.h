@@ -8,7 +8,7 @@
 namespace ref5d {
 
 // Adds the checks: the loss and the gradient norm of every step, every gradient of the first step, and what training did to
-// every parameter.
+// every parameter; of a model with experts also the auxiliary loss of every step, and its correction biases.
 //   fp64: against the fp64 baseline, within 1e-11; parameters after the last step, of the elements whose gradient is more than
 //   rounding (KnownElements).
 //   fp32, bf16: `truth` is the fp64 baseline, `own` the single-device run in the candidate's dtype; the candidate's error

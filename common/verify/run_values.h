@@ -9,6 +9,8 @@ namespace ref5d {
 // What is compared of a run.
 struct RunValues {
   std::vector<double> losses, grad_norms;         // of each step
+  std::vector<double> aux_losses;                 // the same of a model with experts,
+  NamedValues buffers;                            // and what no gradient moves, after the last step
   NamedValues initial, gradients, final_weights;  // gradients: of the first step, before clipping
   // AdamW's epsilon over the first step's clip factor: what it is beside `gradients`. 0 where that step was not AdamW's first
   // (a run that was resumed), so that the update does not follow from it.

@@ -6,6 +6,7 @@
 
 #include "common/io/json.h"
 #include "common/io/safetensors.h"
+#include "common/model/route_log.h"
 #include "common/tensor/ignore_label.h"
 #include "common/train/dump.h"
 #include "common/verify/run_checks.h"
@@ -17,7 +18,8 @@ namespace {
 
 GptConfig model_of(const Json& c) {
   auto n = [&](const char* key) { return c.at(key).as_int(); };
-  GptConfig m = preset(c.at("family").as_string() == "gpt2" ? "tiny-gpt2" : "tiny");
+  const std::string family = c.at("family").as_string();
+  GptConfig m = preset(family == "llama" ? "tiny" : "tiny-" + family);
   m.vocab = n("vocab");
   m.hidden = n("hidden");
   m.layers = n("layers");
@@ -27,6 +29,16 @@ GptConfig model_of(const Json& c) {
   m.seq = n("seq");
   m.norm_eps = c.at("norm_eps").as_double();
   m.rope_theta = c.at("rope_theta").as_double();
+  if (!m.has_experts()) return m;
+  m.moe.experts = n("experts");
+  m.moe.top_k = n("top_k");
+  m.moe.shared_experts = n("shared_experts");
+  m.moe.groups = n("groups");
+  m.moe.top_groups = n("top_groups");
+  m.moe.routed_scale = c.at("routed_scale").as_double();
+  m.moe.aux_coefficient = c.at("aux_coef").as_double();
+  m.moe.aux_kind = AuxKind::kMicroBatch;
+  m.moe.bias_speed = 0;  // nothing but gradients moves anything there
   return m;
 }
 
@@ -47,6 +59,7 @@ std::vector<Row> rows_of(const NamedTensors& tensors, std::int64_t batch, std::i
     row.tokens.push_back(tokens[i]);
     row.labels.push_back(labels[i]);
     row.order.push_back(t);
+    ++row.useful;
     row.start.push_back(t > 0 && documents[i] == documents[i - 1] ? row.start.back() : t);
   }
   return rows;
@@ -68,7 +81,18 @@ NamedValues below(const NamedValues& all, const std::string& prefix) {
 }
 
 RunValues run_values(const NamedValues& dump, const OptimizerOptions& optimizer) {
-  RunValues run{dump.at("step_loss"), dump.at("grad_norm"), below(dump, "init/"), below(dump, "grad/"), below(dump, "final/")};
+  RunValues run;
+  run.losses = dump.at("step_loss");
+  run.grad_norms = dump.at("grad_norm");
+  run.initial = below(dump, "init/");
+  run.gradients = below(dump, "grad/");
+  run.final_weights = below(dump, "final/");
+  for (const auto& [name, values] : below(dump, "init/")) {  // PyTorch's file has no final value of what does not move
+    if (run.gradients.contains(name)) continue;
+    run.buffers[name] = run.final_weights.contains(name) ? run.final_weights.at(name) : values;
+    run.initial.erase(name);
+    run.final_weights.erase(name);
+  }
   run.epsilon = optimizer.epsilon_before_clip(run.grad_norms[0]);
   return run;
 }
@@ -101,17 +125,22 @@ NamedValues run_case(const GoldenCase& golden, Dtype dtype, std::int64_t micro_b
   if (apply) apply(options);
   const Dataset data(golden.rows);
   Trainer trainer(options, data);
-  for (Parameter* p : trainer.gpt().parameters()) load_weight(*p, golden.tensors.at("init/" + p->name), trainer.stream());
+  std::vector<Parameter*> all = trainer.gpt().parameters();
+  for (Parameter* p : trainer.gpt().buffers()) all.push_back(p);
+  for (Parameter* p : all) load_weight(*p, golden.tensors.at("init/" + p->name), trainer.stream());
 
   DumpingRun dump(trainer, data, golden.batch, false);
   std::vector<double> losses;
+  double aux_loss = 0;
   for (std::int64_t s = 0; s < golden.steps; ++s) {
     const StepResult r = trainer.step();
     if (s == 0) dump.after_first_step(r);
-    losses.push_back(r.loss);
+    losses.push_back(r.loss + r.aux_loss);
+    if (s == 0) aux_loss = r.aux_loss;
   }
   NamedValues values;
   for (const auto& [name, t] : dump.finish(losses)) values[name] = t.to_doubles();
+  values["aux_loss"] = {aux_loss};
   return values;
 }
 
@@ -120,11 +149,26 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype, const ApplyLayout& a
   for (const auto& [name, t] : golden.tensors) truth[name] = t.to_doubles();
   const bool fp64 = dtype == Dtype::kFp64;
   const double own_quality = dtype == Dtype::kFp32 ? 2e-5 : 5e-2;
-  const NamedValues run = run_case(golden, dtype, golden.micro_batch, apply);
+  // Near-ties between experts are decided by rounding: so the lower precisions use the choices of fp64, which are compared with
+  // PyTorch's.
+  Routes routes{golden.model.seq, golden.model.moe.top_k, {}};
+  RouteLog record(routes, RouteLog::Mode::kRecord), replay(routes, RouteLog::Mode::kReplay);
+  const bool replays = !fp64 && golden.model.has_experts();
+  if (replays) (void)run_case(golden, Dtype::kFp64, golden.micro_batch, [&](TrainerOptions& o) { o.routes = &record; });
+  const auto with_routes = [&](const ApplyLayout& layout) {
+    return [&, layout](TrainerOptions& o) {
+      if (replays) o.routes = &replay;
+      if (layout) layout(o);
+    };
+  };
+  const NamedValues run = run_case(golden, dtype, golden.micro_batch, with_routes(apply));
   if (!here) return {};
-  const NamedValues own = fp64 ? NamedValues{} : run_case(golden, dtype, golden.batch);
+  const std::int64_t whole_batch = golden.model.has_experts() ? golden.micro_batch : golden.batch;
+  const NamedValues own = fp64 ? NamedValues{} : run_case(golden, dtype, whole_batch, with_routes({}));
   Verdict verdict;
-  verdict.add_set("loss of the first step", compare_series(run.at("loss"), truth.at("loss")), least_tolerance(dtype));
+  for (const char* what : {"loss", "aux_loss"})
+    verdict.add_set(fmt::format("{} of the first step", what), compare_series(run.at(what), truth.at(what)),
+                    least_tolerance(dtype));
   for (const char* prefix : {"hidden/", "logits"}) {
     const NamedValues expected = with_prefix(truth, prefix);
     const std::vector<NamedError> errors = compare_sets(with_prefix(run, prefix), expected, CompareKind::kActivation);

@@ -1,0 +1,133 @@
+#include "common/model/router.h"
+
+#include "common/device/device.h"
+#include "common/kernels/elementwise.h"
+#include "common/kernels/expert_rows.h"
+#include "common/model/route_log.h"
+
+namespace ref5d {
+
+Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
+  const auto ints = [&](const Shape& shape) {
+    return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
+  };
+  const Tensor order = ints({chosen.numel()}), counts = ints({experts});
+  sort_slots(ctx.stream, order, counts, chosen);
+  Tensor kept = ints(chosen.shape());
+  drop_beyond_capacity(ctx.stream, kept, chosen, order, counts, capacity);
+  return kept;
+}
+
+Router::Router(const GptConfig& c, std::int64_t layer) : moe_(c.moe), layer_(layer) {
+  const std::string name = "model.layers." + std::to_string(layer) +
+                           (c.family == Family::kMixtral ? ".block_sparse_moe.gate." : ".mlp.gate.");
+  weight = std::make_shared<Parameter>(name + "weight", Shape{c.moe.experts, c.hidden}, Init::kNormal, c.init_std, true);
+  if (c.moe.correction_bias)
+    bias = std::make_shared<Parameter>(name + "e_score_correction_bias", Shape{c.moe.experts}, Init::kZero, 0.0, false);
+}
+
+Routing Router::route(Context& ctx, const Tensor& x, Saved& saved) {
+  const std::int64_t rows = x.dim(0), experts = moe_.experts, k = moe_.top_k;
+  const Tensor logits = ctx.statistic({rows, experts}), scores = ctx.statistic({rows, experts});
+  gemm(ctx.stream, ctx.gemm, Transpose::kNo, Transpose::kYes, 1.0, x, weight->weight, 0.0, logits);
+  device().flops().add(FlopsKind::kBlockLinear, gemm_flops(rows, experts, x.dim(1)));
+  router_scores(ctx.stream, scores, logits, moe_.score);
+
+  Tensor chosen = Tensor::empty({rows, k}, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
+  const ChoiceRule rule{static_cast<int>(k), static_cast<int>(moe_.groups), static_cast<int>(moe_.top_groups)};
+  choose_experts(ctx.stream, chosen, scores, bias ? bias->weight : Tensor(), rule);
+  if (ctx.routes != nullptr) chosen = ctx.routes->pass(ctx, layer_, chosen);
+  const Tensor weights = ctx.statistic({rows, k});
+  routing_weights(ctx.stream, weights, scores, chosen, moe_.renormalise, moe_.routed_scale);
+
+  const Tensor balance_gradient = losses(ctx, logits, scores, chosen);
+  saved.push("router", Kept{logits, scores, chosen, balance_gradient});
+  ctx.see_sub("sub", layer_, "router_scores", scores);
+  ctx.see_sub("sub", layer_, "experts", chosen);
+  if (moe_.capacity_factor == 0) return {chosen, weights};
+  return {scope->within_capacity(ctx, chosen, experts, moe_.capacity(ctx.batch->balance.all_tokens)), weights};
+}
+
+// The z-loss is a mean over the micro-batch's tokens.
+double Router::z_scale(const Context& ctx) const {
+  if (moe_.z_coefficient == 0) return 0;
+  const MicroBatch& b = *ctx.batch;
+  return moe_.z_coefficient * b.aux_loss_scale / static_cast<double>(b.balance.all_tokens);
+}
+
+// Counts the load, adds the losses, and returns the balance loss's gradient by the probabilities, if this rank adds it.
+Tensor Router::losses(Context& ctx, const Tensor& logits, const Tensor& scores, const Tensor& chosen) {
+  const MicroBatch& b = *ctx.batch;
+  const std::int64_t experts = moe_.experts, sequences = b.balance.lengths.numel(), n = sequences * 2 * experts;
+  const auto fp64 = [&](const Shape& shape) {
+    return Tensor::empty(shape, Dtype::kFp64, MemoryCategory::kActivations, ctx.stream);
+  };
+  const Tensor sums = fp64({n + 1}), load = sums.rows(0, n), z = sums.rows(n, n + 1);
+  router_load(ctx.stream, load.view({sequences, 2, experts}), scores, chosen, b.residual.sequence, moe_.score);
+  if (!ctx.recomputing && ctx.router_load)
+    bias_backward(ctx.stream, ctx.router_load.rows(layer_, layer_ + 1).view({2 * experts}), load.view({sequences, 2 * experts}),
+                  true);
+  if (moe_.aux_coefficient == 0 && moe_.z_coefficient == 0) return {};
+
+  router_z_sum(ctx.stream, z, logits);
+  scope->sum(ctx, sums);
+  Tensor gradient = ctx.statistic({sequences, experts});
+  const Tensor loss = fp64({1});
+  balance_loss(ctx.stream, loss, gradient, load.view({sequences, 2, experts}), b.balance.lengths, static_cast<int>(moe_.top_k),
+               moe_.aux_coefficient * b.aux_loss_scale, 1.0);
+  scale(ctx.stream, z, z_scale(ctx));
+  if (scope->counts_losses()) {
+    ctx.add_aux_loss(loss);
+    ctx.add_aux_loss(z);
+  }
+  return scope->adds_loss_gradient() ? gradient : Tensor();
+}
+
+Tensor Router::backward_input(Context& ctx, const Tensor& dx, const Tensor& dweights, Saved& saved) {
+  const Kept kept = saved.pop<Kept>("router");
+  RouterGradient g{.kind = moe_.score,
+                   .renormalise = moe_.renormalise,
+                   .scale = moe_.routed_scale,
+                   .logits = kept.logits,
+                   .scores = kept.scores,
+                   .chosen = kept.chosen,
+                   .dweights = dweights,
+                   .balance_gradient = kept.balance_gradient,
+                   .sequence = ctx.batch->residual.sequence,
+                   .z_scale = scope->adds_loss_gradient() ? z_scale(ctx) : 0};
+  Tensor dlogits = ctx.statistic({dx.dim(0), moe_.experts});
+  router_backward(ctx.stream, dlogits, g);
+  ctx.see_sub("sub_grad", layer_, "router_logits", dlogits);
+
+  device().flops().add(FlopsKind::kBlockLinear, gemm_flops(dx.dim(0), dx.dim(1), moe_.experts));
+  if (dx.dtype() == dlogits.dtype()) {
+    gemm(ctx.stream, ctx.gemm, Transpose::kNo, Transpose::kNo, 1.0, dlogits, weight->weight, 1.0, dx);
+    return dlogits;
+  }
+  const Tensor wide = ctx.statistic(weight->weight.shape()), part = ctx.statistic({dx.dim(0), dx.dim(1)});
+  convert(ctx.stream, wide, weight->weight);
+  gemm(ctx.stream, GemmKind::kBlas, Transpose::kNo, Transpose::kNo, 1.0, dlogits, wide, 0.0, part);
+  scaled_add(ctx.stream, dx, part, 1.0);
+  return dlogits;
+}
+
+void Router::backward_weight(Context& ctx, const Tensor& x, const Tensor& dlogits) const {
+  Stream& stream = ctx.stream;
+  auto work = [this, &stream, kind = ctx.gemm, x, dlogits] {
+    const auto [dw, accumulate] = weight->begin_contribution(stream, x.dtype() != dlogits.dtype());
+    device().flops().add(FlopsKind::kBlockLinear, gemm_flops(dlogits.dim(1), x.dim(1), x.dim(0)));
+    if (x.dtype() == dlogits.dtype()) {
+      gemm(stream, kind, Transpose::kYes, Transpose::kNo, 1.0, dlogits, x, accumulate ? 1.0 : 0.0, dw);
+    } else {
+      const auto fp32 = [&](const Shape& s) { return Tensor::empty(s, dlogits.dtype(), MemoryCategory::kWorkspace, stream); };
+      const Tensor wide = fp32(x.shape()), sum = fp32(dw.shape());
+      convert(stream, wide, x);
+      gemm(stream, GemmKind::kBlas, Transpose::kYes, Transpose::kNo, 1.0, dlogits, wide, 0.0, sum);
+      scaled_add(stream, dw, sum, 1.0);
+    }
+    weight->end_contribution(stream);
+  };
+  ctx.weight_grads->add(std::move(work), {x, dlogits});
+}
+
+}  // namespace ref5d
