@@ -178,6 +178,8 @@ $(BUILD)/obj/%.cu.o: %.cu $(FLAGS)
 $(BUILD)/03_tensor_parallel: $(BUILD)/lib03_tensor_parallel.a $(BUILD)/lib02_ddp_zero.a
 $(BUILD)/04_seq_context_parallel: $(BUILD)/lib04_seq_context_parallel.a $(BUILD)/lib03_tensor_parallel.a $(BUILD)/lib02_ddp_zero.a
 $(BUILD)/05_pipeline: $(foreach l,05_pipeline 04_seq_context_parallel 03_tensor_parallel 02_ddp_zero,$(BUILD)/lib$(l).a)
+$(BUILD)/06_expert_parallel: $(foreach l,06_expert_parallel 05_pipeline 04_seq_context_parallel 03_tensor_parallel \
+                                     02_ddp_zero,$(BUILD)/lib$(l).a)
 $(addprefix $(BUILD)/,$(LESSONS)): $(BUILD)/%: $(BUILD)/obj/%/main.cpp.o $(BUILD)/lib%.a $(BUILD)/libref5d.a
 	$(LINK) $(LDLIBS) -o $@
 

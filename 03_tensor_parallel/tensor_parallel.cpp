@@ -37,16 +37,18 @@ void cut_attention(AttentionLayer& a, const GptConfig& c, int ranks, int rank, c
   replicate_norm(a.k_norm, ranks);
 }
 
-void cut_mlp(DenseMlp& mlp, const GptConfig& c, int ranks, int rank, const Faults& faults) {
-  const std::vector<Segment> columns = segments_of(share_of(c.ffn, ranks, rank));
-  make_column_parallel(mlp.gate, columns);  // the same columns as up's: they are multiplied element by element
-  make_column_parallel(mlp.up, columns);
-  mlp.down = std::make_unique<RowParallelLinear>(*mlp.down, columns, ranks, faults.bias_on_every_rank);
-}
-
-DenseMlp& dense(const Block& block) { return dynamic_cast<DenseMlp&>(*block.mlp); }
+// Null where it is a mixture of experts, which lesson 06 cuts.
+DenseMlp* dense(const Block& block) { return dynamic_cast<DenseMlp*>(block.mlp.get()); }
 
 }  // namespace
+
+void cut_mlp(std::unique_ptr<Linear>& gate, std::unique_ptr<Linear>& up, std::unique_ptr<Linear>& down, int ranks, int rank,
+             const Faults& faults) {
+  const std::vector<Segment> columns = segments_of(share_of(up->out(), ranks, rank));
+  make_column_parallel(gate, columns);  // the same columns as up's: they are multiplied element by element
+  make_column_parallel(up, columns);
+  down = std::make_unique<RowParallelLinear>(*down, columns, ranks, faults.bias_on_every_rank);
+}
 
 void cut(Gpt& gpt, int ranks, int rank, const Faults& faults) {
   const GptConfig& c = gpt.config();
@@ -58,7 +60,7 @@ void cut(Gpt& gpt, int ranks, int rank, const Faults& faults) {
     replicate_norm(block->attention_norm, ranks);
     replicate_norm(block->mlp_norm, ranks);
     cut_attention(*block->attention, c, ranks, rank, faults);
-    cut_mlp(dense(*block), c, ranks, rank, faults);
+    if (DenseMlp* mlp = dense(*block)) cut_mlp(mlp->gate, mlp->up, mlp->down, ranks, rank, faults);
   }
   replicate_norm(gpt.head->norm, ranks);
   make_column_parallel(gpt.head->projection, entries);  // of a tied weight the same placement again
@@ -76,7 +78,7 @@ void apply(Gpt& gpt, const std::shared_ptr<Axis>& axis) {
   const auto region = [&] { return std::make_unique<TensorParallelRegion>(axis, "forward", "backward"); };
   for (const auto& block : gpt.blocks) {
     block->attention->region = region();
-    dense(*block).region = region();
+    if (DenseMlp* mlp = dense(*block)) mlp->region = region();
   }
   sum_shared_gradients(gpt, axis);
 }

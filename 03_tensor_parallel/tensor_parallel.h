@@ -28,8 +28,12 @@
 
 namespace ref5d::tensor_parallel {
 
+// Leaves this rank its columns of an MLP that has no storage yet. gate is null in a GELU's.
+void cut_mlp(std::unique_ptr<Linear>& gate, std::unique_ptr<Linear>& up, std::unique_ptr<Linear>& down, int ranks, int rank,
+             const Faults& faults = {});
+
 // Gives every parameter of a model without storage the placement that it has on this rank of so many, and swaps its linear
-// layers. InputError if the model cannot be cut so.
+// layers; all but mixtures of experts, which lesson 06 cuts. InputError if the model cannot be cut so.
 void cut(Gpt& gpt, int ranks, int rank, const Faults& faults = {});
 
 // Cuts the model and puts the axis's communication where it belongs.

@@ -83,9 +83,10 @@ class MemoryCap {
 
 }  // namespace
 
-void apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson) {
+std::shared_ptr<tensor_parallel::Axis> apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson) {
+  std::shared_ptr<tensor_parallel::Axis> axis;
   if (mesh.size("tp") > 1) {
-    const auto axis = tensor_parallel::apply(settings, mesh, lesson.tensor);
+    axis = tensor_parallel::apply(settings, mesh, lesson.tensor);
     const context_parallel::SequenceLayout sequences =
         context_parallel::make_layout(lesson.context.layout, settings.model.seq, static_cast<int>(mesh.size("cp")));
     if (lesson.sp)
@@ -93,10 +94,11 @@ void apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson) {
                                sequences.shortest());
   }
   if (mesh.size("cp") > 1) context_parallel::apply(settings, mesh, lesson.context);
+  return axis;
 }
 
 void apply(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson, int shard_size) {
-  apply_cuts(settings, mesh, lesson);
+  (void)apply_cuts(settings, mesh, lesson);
   data_parallel::apply(settings, mesh, lesson.strategy, shard_size);
 }
 

@@ -63,7 +63,8 @@ class SequenceParallelRegion : public Region {
   const char *forward_phase_, *backward_phase_;
 };
 
-DenseMlp& dense_of(const Block& block) { return dynamic_cast<DenseMlp&>(*block.mlp); }
+// Null where it is a mixture of experts, which lesson 06 cuts.
+DenseMlp* dense_of(const Block& block) { return dynamic_cast<DenseMlp*>(block.mlp.get()); }
 
 // Everything that acts on the rows of the residual stream, each of which is on one rank: its gradient is a sum over tokens.
 std::vector<Parameter*> parameters_on_rows(const Gpt& gpt) {
@@ -80,7 +81,7 @@ std::vector<Parameter*> parameters_on_rows(const Gpt& gpt) {
     add_norm(*block->attention_norm);
     add_norm(*block->mlp_norm);
     add(block->attention->out->bias);
-    add(dense_of(*block).down->bias);
+    if (const DenseMlp* mlp = dense_of(*block)) add(mlp->down->bias);
   }
   add_norm(*gpt.head->norm);
   return all;
@@ -88,15 +89,18 @@ std::vector<Parameter*> parameters_on_rows(const Gpt& gpt) {
 
 }  // namespace
 
+std::unique_ptr<Region> make_region(const std::shared_ptr<Axis>& axis, const SequenceParallelOptions& options,
+                                    const char* forward_phase, const char* backward_phase) {
+  return std::make_unique<SequenceParallelRegion>(axis, options.keep == "gathered", forward_phase, backward_phase);
+}
+
 void apply(Gpt& gpt, const std::shared_ptr<Axis>& axis, const SequenceParallelOptions& options) {
-  const auto region = [&](const char* forward, const char* backward) {
-    return std::make_unique<SequenceParallelRegion>(axis, options.keep == "gathered", forward, backward);
-  };
+  const auto region = [&](const char* forward, const char* backward) { return make_region(axis, options, forward, backward); };
   gpt.embedding->region = region("embedding", "embedding");
   gpt.head->region = region("head", "head");
   for (const auto& block : gpt.blocks) {
     block->attention->region = region("forward", "backward");
-    dense_of(*block).region = region("forward", "backward");
+    if (DenseMlp* mlp = dense_of(*block)) mlp->region = region("forward", "backward");
   }
   if (options.faults.norms_unsummed) return;
   for (Parameter* p : parameters_on_rows(gpt))

@@ -32,7 +32,7 @@ Options with_all_micro_batches(const Options& options, const Plan& plan) {
 
 std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<const Plan>& plan,
                                 const Lesson& lesson, int shard_size) {
-  seq_context_parallel::apply_cuts(settings, mesh, lesson.stage);
+  (void)seq_context_parallel::apply_cuts(settings, mesh, lesson.stage);
   std::shared_ptr<Pipeline> pipeline = apply(settings, mesh, plan, lesson.pipeline);
   data_parallel::apply(settings, mesh, lesson.stage.strategy, shard_size, pipeline);
   if (lesson.pipeline.faults.weights_after_reduction) {

@@ -311,6 +311,13 @@ void CommandLine::allow_axis(const std::string& axis) {
   impl.heading = before;
 }
 
+void CommandLine::allow_experts() {
+  Impl& impl = *impl_;
+  const std::string before = std::exchange(impl.heading, "Experts (overriding a preset's)");
+  add_expert_flags(*this, impl.options);
+  impl.heading = before;
+}
+
 void CommandLine::forbid(const std::string& name, const std::string& reason) {
   for (Flag& f : impl_->flags) {
     if (f.name != name && f.name != negated(name)) continue;

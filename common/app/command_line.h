@@ -59,6 +59,8 @@ class CommandLine {
   // Adds `--AXIS N` (dp, tp, cp, pp, ep; options().axes holds those that were given), and with the first one the communication
   // flags. Without a call the program has no mesh flags.
   void allow_axis(const std::string& axis);
+  // Adds the flags of models with experts, without which such models are refused.
+  void allow_experts();
   // Takes a declared flag away: it leaves the help, and giving it is an error with this reason. The other half of a switch too.
   void forbid(const std::string& name, const std::string& reason);
   // A mistake that --sabotage can plant.

@@ -18,12 +18,16 @@ namespace {
 
 // Rank 0 trains it; returns how many steps are to be compared, on all ranks.
 std::int64_t train_baselines(LayoutRun& run, const Options& options, const TrainerOptions& single, const Dataset& data,
-                             World& world) {
+                             World& world, bool replays) {
   if (!options.verify) return 0;
+  RouteLog record(run.routes, RouteLog::Mode::kRecord), replay(run.routes, RouteLog::Mode::kReplay);
   return std::stoll(on_root(world, [&] {
-    run.baselines =
-        run_baselines(options.dtype, std::min(options.steps, options.verify_steps),
-                      [&](Dtype dtype, std::int64_t steps) { return train_baseline(options, single, data, dtype, steps); });
+    const auto train = [&](Dtype dtype, std::int64_t steps) {
+      TrainerOptions settings = single;
+      if (replays) settings.routes = dtype == Dtype::kFp64 ? &record : &replay;
+      return train_baseline(options, settings, data, dtype, steps);
+    };
+    run.baselines = run_baselines(options.dtype, std::min(options.steps, options.verify_steps), train);
     if (!run.baselines.why_fewer.empty() && !options.quiet) fmt::print("{}\n", run.baselines.why_fewer);
     return std::to_string(run.baselines.steps);
   }));
@@ -34,9 +38,16 @@ std::int64_t train_baselines(LayoutRun& run, const Options& options, const Train
 LayoutRun run_layout(const Options& options, const TrainerOptions& single, const TrainerOptions& settings, const Dataset& data,
                      World& world, Mesh& mesh, const std::function<bool(Trainer&)>& replicas_agree) {
   LayoutRun run;
-  const std::int64_t compared = train_baselines(run, options, single, data, world);
+  run.routes = {single.model.seq, single.model.moe.top_k, {}};
+  const bool replays = single.model.has_experts() && single.routes == nullptr && options.verify && options.replay_routes &&
+                       options.dtype != Dtype::kFp64;
+  const std::int64_t compared = train_baselines(run, options, single, data, world, replays);
+  TrainerOptions own = settings;
+  if (replays) run.routes = Routes::from_bytes(share_on_host(mesh.everyone(), run.routes.to_bytes()));
+  RouteLog replay(run.routes, RouteLog::Mode::kReplayWhereKnown);
+  if (replays) own.routes = &replay;
   world.traffic().reset();
-  Trainer trainer(settings, data);
+  Trainer trainer(own, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
   RunOutputs outputs(trainer, data, options, settings.global_batch, world.is_root());
   outputs.gather_spans = [&](const std::vector<TraceSpan>& mine) { return gather_spans(world, mine); };

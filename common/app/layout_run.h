@@ -7,6 +7,7 @@
 #include "common/app/options.h"
 #include "common/comm/mesh.h"
 #include "common/comm/world.h"
+#include "common/model/route_log.h"
 #include "common/train/baselines.h"
 #include "common/verify/report.h"
 
@@ -14,6 +15,7 @@ namespace ref5d {
 
 struct LayoutRun {
   Baselines baselines;             // on rank 0
+  Routes routes;                   // of a model with experts: what the fp64 baseline's tokens chose
   RunRecord record;                // the layout's
   TrafficLedger traffic;           // of the steps
   std::string sample;              // the text that --sample asks for
@@ -23,6 +25,8 @@ struct LayoutRun {
   [[nodiscard]] const RunRecord& baseline() const { return baselines.own.steps.empty() ? baselines.truth : baselines.own; }
 };
 
+// In fp32 and bf16 a model with experts replays the choices of the fp64 baseline, on one device as in the layout, unless `single`
+// has routes already.
 // All ranks call it. `single` are the settings of one device, `settings` the same with the layout applied. After each compared
 // step replicas_agree, if given, says whether what this rank holds agrees with the others'.
 [[nodiscard]] LayoutRun run_layout(const Options& options, const TrainerOptions& single, const TrainerOptions& settings,

@@ -12,6 +12,7 @@ constexpr IntegerRange kSize{1, kMaxSize};
 constexpr IntegerRange kCount{1, 1'000'000'000};
 constexpr NumberRange kAtLeastZero{.min = 0};
 constexpr NumberRange kTimeout{.min = 1e-3, .max = 1e8};
+constexpr NumberRange kCapacity{.min = 0, .max = 1e6};
 constexpr NumberRange kAboveZero{.min = 0, .open_min = true};
 constexpr NumberRange kBelowOne{.min = 0, .max = 1, .open_max = true};
 // Where fp32 still tells them from 1 and from 0.
@@ -100,6 +101,24 @@ void put_text(ValueList& list, const char* key, const std::string& value) {
   if (!value.empty()) list.emplace_back(key, value);
 }
 
+void put_experts(ValueList& list, const MoeOptions& m) {
+  put_optional(list, "experts", m.experts);
+  put_optional(list, "top-k", m.top_k);
+  put_optional(list, "shared-experts", m.shared_experts);
+  put_optional(list, "score", m.score);
+  put_optional(list, "renormalise", m.renormalise);
+  put_optional(list, "routed-scale", m.routed_scale);
+  put_optional(list, "groups", m.groups);
+  put_optional(list, "top-groups", m.top_groups);
+  put_optional(list, "correction-bias", m.correction_bias);
+  put_optional(list, "aux-coef", m.aux_coefficient);
+  put_optional(list, "aux-kind", m.aux_kind);
+  put_optional(list, "z-coef", m.z_coefficient);
+  put_optional(list, "bias-speed", m.bias_speed);
+  put_optional(list, "capacity-factor", m.capacity_factor);
+  put_optional(list, "pad-to-capacity", m.pad_to_capacity);
+}
+
 }  // namespace
 
 void add_common_flags(CommandLine& line, Options& options) {
@@ -108,6 +127,27 @@ void add_common_flags(CommandLine& line, Options& options) {
   add_optimizer_flags(line, options);
   add_numerics_flags(line, options);
   add_output_flags(line, options);
+}
+
+void add_expert_flags(CommandLine& line, Options& o) {
+  MoeOptions& m = o.moe;
+  o.allows_experts = true;
+  line.add_option("--experts", m.experts, "E, routed experts of a layer", kSize);
+  line.add_option("--top-k", m.top_k, "k, experts that a token uses", kSize);
+  line.add_option("--shared-experts", m.shared_experts, "that every token uses, as one MLP", {0, kMaxSize});
+  line.add_choice("--score", m.score, "of an expert, from the router's logits", {"softmax", "sigmoid"});
+  line.add_switch("--renormalise", m.renormalise, "divide the weights of a token's experts by their sum");
+  line.add_option("--routed-scale", m.routed_scale, "of the routed experts' weights", kAboveZero);
+  line.add_option("--groups", m.groups, "equal groups of experts; divides E", kSize);
+  line.add_option("--top-groups", m.top_groups, "groups that a token's experts may be in", kSize);
+  line.add_switch("--correction-bias", m.correction_bias, "a bias that takes part in the choice alone, and follows the load");
+  line.add_option("--aux-coef", m.aux_coefficient, "of the balance loss; 0: none", kAtLeastZero);
+  line.add_choice("--aux-kind", m.aux_kind, "what it keeps even", {"micro-batch", "sequence"});
+  line.add_option("--z-coef", m.z_coefficient, "of the z-loss; 0: none", kAtLeastZero);
+  line.add_option("--bias-speed", m.bias_speed, "by which a step moves each correction bias", kAtLeastZero);
+  line.add_option("--capacity-factor", m.capacity_factor,
+                  "an expert takes ceil(factor k T / E) of a micro-batch's T tokens and drops the rest; 0: dropless", kCapacity);
+  line.add_switch("--pad-to-capacity", m.pad_to_capacity, "experts compute that many rows whatever they got");
 }
 
 void add_communication_flags(CommandLine& line, Options& o) {
@@ -140,6 +180,7 @@ ValueList to_config(const Options& o) {
   put_optional(list, "rope-theta", o.rope_theta);
   put_optional(list, "init-std", o.init_std);
   put_optional(list, "dropout", o.dropout);
+  if (o.allows_experts) put_experts(list, o.moe);
   list.insert(list.end(), {{"micro-batch", o.micro_batch}, {"grad-accum", o.grad_accum}, {"steps", o.steps}});
   put_text(list, "data", o.data);
   list.insert(list.end(), {{"seed", o.seed}, {"documents", o.documents}, {"lr", o.lr}, {"weight-decay", o.weight_decay}});

@@ -11,6 +11,14 @@
 
 namespace ref5d {
 
+// What overrides a preset's experts, in programs that allow them (CommandLine::allow_experts); see MoeConfig.
+struct MoeOptions {
+  std::optional<std::int64_t> experts, top_k, shared_experts, groups, top_groups;
+  std::optional<std::string> score, aux_kind;  // softmax | sigmoid, micro-batch | sequence
+  std::optional<bool> renormalise, correction_bias, pad_to_capacity;
+  std::optional<double> routed_scale, aux_coefficient, z_coefficient, bias_speed, capacity_factor;
+};
+
 struct Options {
   // Model: a preset, and what overrides its fields.
   std::string model = "tiny";
@@ -18,6 +26,9 @@ struct Options {
   std::optional<std::string> norm, position, mlp;  // rmsnorm | layernorm, rope | learned, swiglu | gelu
   std::optional<bool> qk_norm, biases, tied;
   std::optional<double> norm_eps, rope_theta, init_std, dropout;
+  bool allows_experts = false;  // else a model that has some is refused
+  MoeOptions moe;
+  bool replay_routes = true;  // of the fp64 baseline, in fp32 and bf16
 
   // Batch.
   std::int64_t micro_batch = 2;  // sequences per micro-batch
@@ -76,6 +87,8 @@ class CommandLine;
 // Adds the flags of all fields except the mesh to `line`, with the values in `options` as their defaults; parsing writes to
 // `options`, which must outlive `line`.
 void add_common_flags(CommandLine& line, Options& options);
+// Adds the flags of experts, and sets options.allows_experts.
+void add_expert_flags(CommandLine& line, Options& options);
 // Adds --comm, --reduce-dtype, --ranks-per-node, --check-order and --timeout, and sets options.mesh.
 void add_communication_flags(CommandLine& line, Options& options);
 

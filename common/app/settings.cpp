@@ -49,13 +49,34 @@ void set_kind(Kind& field, const std::optional<std::string>& given, std::initial
     if (given && *given == kind_name(k)) field = k;
 }
 
+void set(auto& field, const auto& given) {
+  if (given) field = *given;
+}
+
+void set_experts(MoeConfig& c, const MoeOptions& o) {
+  set(c.experts, o.experts);
+  set(c.top_k, o.top_k);
+  set(c.shared_experts, o.shared_experts);
+  set_kind(c.score, o.score, {ScoreKind::kSoftmax, ScoreKind::kSigmoid});
+  set(c.renormalise, o.renormalise);
+  set(c.routed_scale, o.routed_scale);
+  set(c.groups, o.groups);
+  set(c.top_groups, o.top_groups);
+  set(c.correction_bias, o.correction_bias);
+  set(c.aux_coefficient, o.aux_coefficient);
+  set_kind(c.aux_kind, o.aux_kind, {AuxKind::kMicroBatch, AuxKind::kSequence});
+  set(c.z_coefficient, o.z_coefficient);
+  set(c.bias_speed, o.bias_speed);
+  set(c.capacity_factor, o.capacity_factor);
+  set(c.pad_to_capacity, o.pad_to_capacity);
+}
+
 }  // namespace
 
 GptConfig model_config(const Options& o) {
   GptConfig c = preset(o.model);
-  auto set = [](auto& field, const auto& given) {
-    if (given) field = *given;
-  };
+  if (c.has_experts() && !o.allows_experts)
+    throw InputError("--model " + o.model + " has experts, which are lesson 06's; run 06_expert_parallel, or use --model tiny");
   set(c.layers, o.layers);
   set(c.hidden, o.hidden);
   set(c.heads, o.heads);
@@ -75,6 +96,7 @@ GptConfig model_config(const Options& o) {
   set(c.rope_theta, o.rope_theta);
   set(c.init_std, o.init_std);
   set(c.dropout, o.dropout);
+  set_experts(c.moe, o.moe);
   validate(c);
   if (o.sample > 0 && c.vocab > 256)
     throw InputError("--sample prints tokens as bytes and needs a byte-level model; use --vocab 256 or less");

@@ -58,7 +58,7 @@ __device__ inline Candidate<A> next_behind(const Candidate<A>& last, std::int32_
   Candidate<A> best = behind_all<A>();
   for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < count; i += static_cast<std::int32_t>(blockDim.x)) {
     const Candidate<A> candidate{value(i), i};
-    if (before(last, candidate) && before(candidate, best) && may(i)) best = candidate;
+    if (before(candidate, best) && before(last, candidate) && may(i)) best = candidate;
   }
   for (unsigned offset = kWarpSize / 2; offset > 0; offset /= 2) {
     const Candidate<A> other{warp_shuffle_xor(best.value, offset), warp_shuffle_xor(best.index, offset)};

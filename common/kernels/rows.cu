@@ -33,6 +33,7 @@ void take_rows(Stream& stream, const Tensor& y, const Tensor& x, const Tensor& i
   expect(index, {rows}, Dtype::kInt32, "take_rows index");
   expect(x, {x.dim(0), x.dim(1)}, x.dtype(), "take_rows x");
   expect(y, {rows, x.dim(1)}, x.dtype(), "take_rows y");
+  if (rows == 0) return;
   switch (dtype_size(x.dtype())) {
     case 8: return launch_take<std::uint64_t>(stream, y, x, index);
     case 4: return launch_take<std::uint32_t>(stream, y, x, index);

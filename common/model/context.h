@@ -46,6 +46,7 @@ struct MicroBatch {
   Tensor tokens, labels;  // [T]; labels -100 where nothing is predicted
   Tensor order, start;    // [T]; see attention.h
   ResidualRows residual;
+  ResidualRows rows;          // of all T tokens, whether or not the residual stream's are scattered
   BalancedSequences balance;  // of a model with experts
   AttentionTokens attention;
   std::any attention_plan;         // what an AttentionCore that takes LocalAttention's place must know of other ranks' tokens

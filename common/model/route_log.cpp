@@ -16,18 +16,17 @@ std::vector<std::int64_t> integers(const Tensor& t, Stream& stream) {
 
 }  // namespace
 
-Tensor RouteLog::pass(const Context& ctx, std::int64_t layer, const Tensor& own) {
+Tensor RouteLog::pass(const Context& ctx, const ResidualRows& here, std::int64_t layer, const Tensor& own) {
   const std::int64_t rows = own.dim(0), k = own.dim(1);
   if (mode_ == Mode::kRecord && ctx.recomputing) return own;
-  const ResidualRows& here = ctx.batch->residual;
   const std::vector<std::int64_t> sample = integers(here.sample, ctx.stream), order = integers(here.order, ctx.stream);
-  std::vector<double> choices = mode_ == Mode::kRecord ? own.to_doubles(ctx.stream) : std::vector<double>();
-  choices.resize(static_cast<std::size_t>(rows * k));
+  std::vector<double> choices = own.to_doubles(ctx.stream);
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::pair key{layer, sample[static_cast<std::size_t>(r)]};
     const std::int64_t token = order[static_cast<std::size_t>(r)];
     if (mode_ == Mode::kRecord) routes_.chosen[key].resize(static_cast<std::size_t>(routes_.seq * k));
     const auto found = routes_.chosen.find(key);
+    if (found == routes_.chosen.end() && mode_ == Mode::kReplayWhereKnown) continue;
     if (found == routes_.chosen.end())
       throw InputError("the replayed routing has no choices for sample " + std::to_string(key.second) + " in layer " +
                        std::to_string(layer));

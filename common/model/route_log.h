@@ -25,12 +25,12 @@ struct Routes {
 
 class RouteLog {
  public:
-  enum class Mode { kRecord, kReplay };
+  enum class Mode { kRecord, kReplay, kReplayWhereKnown };
   // `routes` must outlive this.
   RouteLog(Routes& routes, Mode mode) : routes_(routes), mode_(mode) {}
-  // The choices [R, k] that are to be used for the rows of ctx.batch: `own`, which are kept, or those that were kept. InputError
-  // for a token that has none.
-  [[nodiscard]] Tensor pass(const Context& ctx, std::int64_t layer, const Tensor& own);
+  // The choices [R, k] that these rows are to use: `own`, which are kept, or those that were kept. For a token that
+  // has none InputError, or its own.
+  [[nodiscard]] Tensor pass(const Context& ctx, const ResidualRows& rows, std::int64_t layer, const Tensor& own);
 
  private:
   Routes& routes_;

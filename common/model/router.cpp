@@ -36,7 +36,7 @@ Routing Router::route(Context& ctx, const Tensor& x, Saved& saved) {
   Tensor chosen = Tensor::empty({rows, k}, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
   const ChoiceRule rule{static_cast<int>(k), static_cast<int>(moe_.groups), static_cast<int>(moe_.top_groups)};
   choose_experts(ctx.stream, chosen, scores, bias ? bias->weight : Tensor(), rule);
-  if (ctx.routes != nullptr) chosen = ctx.routes->pass(ctx, layer_, chosen);
+  if (ctx.routes != nullptr) chosen = ctx.routes->pass(ctx, scope->rows(*ctx.batch), layer_, chosen);
   const Tensor weights = ctx.statistic({rows, k});
   routing_weights(ctx.stream, weights, scores, chosen, moe_.renormalise, moe_.routed_scale);
 
@@ -63,7 +63,7 @@ Tensor Router::losses(Context& ctx, const Tensor& logits, const Tensor& scores, 
     return Tensor::empty(shape, Dtype::kFp64, MemoryCategory::kActivations, ctx.stream);
   };
   const Tensor sums = fp64({n + 1}), load = sums.rows(0, n), z = sums.rows(n, n + 1);
-  router_load(ctx.stream, load.view({sequences, 2, experts}), scores, chosen, b.residual.sequence, moe_.score);
+  router_load(ctx.stream, load.view({sequences, 2, experts}), scores, chosen, scope->rows(b).sequence, moe_.score);
   if (!ctx.recomputing && ctx.router_load)
     bias_backward(ctx.stream, ctx.router_load.rows(layer_, layer_ + 1).view({2 * experts}), load.view({sequences, 2 * experts}),
                   true);
@@ -93,7 +93,7 @@ Tensor Router::backward_input(Context& ctx, const Tensor& dx, const Tensor& dwei
                    .chosen = kept.chosen,
                    .dweights = dweights,
                    .balance_gradient = kept.balance_gradient,
-                   .sequence = ctx.batch->residual.sequence,
+                   .sequence = scope->rows(*ctx.batch).sequence,
                    .z_scale = scope->adds_loss_gradient() ? z_scale(ctx) : 0};
   Tensor dlogits = ctx.statistic({dx.dim(0), moe_.experts});
   router_backward(ctx.stream, dlogits, g);

@@ -20,6 +20,8 @@ struct Routing {
 class RouterScope {
  public:
   virtual ~RouterScope() = default;
+  // Which tokens the rows are that the router gets.
+  [[nodiscard]] virtual ResidualRows rows(const MicroBatch& b) const { return b.residual; }
   // x = its sum over the ranks that have the micro-batch's other tokens.
   virtual void sum(Context&, const Tensor& /*x*/) const {}
   // The choices [R, k] without those beyond the capacity of their expert, which takes the first tokens of the micro-batch.

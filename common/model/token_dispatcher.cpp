@@ -19,13 +19,14 @@ Tensor ints(const Context& ctx, const Shape& shape) {
 SortedSlots sort_by_expert(Context& ctx, const Tensor& chosen, const MoeConfig& moe) {
   const Tensor order = ints(ctx, {chosen.numel()}), counts = ints(ctx, {moe.experts});
   sort_slots(ctx.stream, order, counts, chosen);
-  SortedSlots sorted{{}, ints(ctx, chosen.shape()), {}};
+  SortedSlots sorted{{}, ints(ctx, chosen.shape()), {}, {}};
   if (moe.pad_to_capacity) {
     const std::int64_t each = std::min(moe.capacity(ctx.batch->balance.all_tokens), chosen.dim(0));
     sorted.counts.assign(static_cast<std::size_t>(moe.experts), each);
     sorted.order = ints(ctx, {moe.experts * each});
     pad_slots(ctx.stream, sorted.order, order, counts, each);
   } else {
+    sorted.counts_on_device = counts;
     for (const double n : counts.to_doubles(ctx.stream)) sorted.counts.push_back(static_cast<std::int64_t>(n));
     sorted.order = order.rows(0, std::accumulate(sorted.counts.begin(), sorted.counts.end(), std::int64_t{0}));
   }
@@ -37,8 +38,9 @@ namespace {
 
 class LocalTrip : public TokenTrip {
  public:
-  LocalTrip(Context& ctx, const Tensor& x, const Routing& routing, const MoeConfig& moe)
+  LocalTrip(Context& ctx, const Tensor& x, const Routing& routing, const MoeConfig& moe, std::int64_t begin, std::int64_t count)
       : weights_(routing.weights), slots_(sort_by_expert(ctx, routing.chosen, moe)) {
+    slots_.counts = {slots_.counts.begin() + begin, slots_.counts.begin() + begin + count};
     rows_ = ctx.activation({slots_.order.numel(), x.dim(1)});
     take_slots(ctx.stream, rows_, x, slots_.order, static_cast<int>(routing.chosen.dim(1)));
   }
@@ -76,8 +78,13 @@ class LocalTrip : public TokenTrip {
 
 }  // namespace
 
+std::shared_ptr<TokenTrip> local_trip(Context& ctx, const Tensor& x, const Routing& routing, const MoeConfig& moe,
+                                      std::int64_t begin, std::int64_t count) {
+  return std::make_shared<LocalTrip>(ctx, x, routing, moe, begin, count);
+}
+
 std::shared_ptr<TokenTrip> LocalDispatcher::begin_dispatch(Context& ctx, const Tensor& x, const Routing& routing) {
-  return std::make_shared<LocalTrip>(ctx, x, routing, moe_);
+  return local_trip(ctx, x, routing, moe_, 0, moe_.experts);
 }
 
 }  // namespace ref5d

@@ -55,10 +55,15 @@ struct SortedSlots {
   Tensor order;                      // int32 [n]; -1 where an expert's rows are padding
   Tensor place;                      // int32 [R, k]: where each slot is in it, -1 if nowhere
   std::vector<std::int64_t> counts;  // of each expert, with padding; they sum to n
+  Tensor counts_on_device;           // int32 [E]; undefined with padding, which everyone knows
 };
 // With MoeConfig::pad_to_capacity every expert gets as many rows, its capacity or all that are here if these are fewer. Without
 // it this waits for the stream: how many rows an expert has is known on the device alone, and decides what the host asks for.
 [[nodiscard]] SortedSlots sort_by_expert(Context& ctx, const Tensor& chosen, const MoeConfig& moe);
+
+// The way through experts that are all on this rank, begin .. begin + count - 1; the others are in nobody's choices.
+[[nodiscard]] std::shared_ptr<TokenTrip> local_trip(Context& ctx, const Tensor& x, const Routing& routing, const MoeConfig& moe,
+                                                    std::int64_t begin, std::int64_t count);
 
 // All experts are here: nothing travels.
 class LocalDispatcher : public TokenDispatcher {

@@ -126,6 +126,7 @@ MicroBatch Loader::take(double loss_scale) {
   if (config_.position == PositionKind::kRope)
     b.rope = make_rope_table(compute_, b.order, b.start, config_.head_dim(), config_.rope_theta, dtype_);
   if (hooks_.plan_attention) hooks_.plan_attention(b, slot.whole, compute_);
+  b.rows = b.residual;
   if (hooks_.scatter_residual) hooks_.scatter_residual(b);
   return b;
 }

