@@ -15,15 +15,24 @@ bool shards_weights(const StrategyOptions& s) { return s.kind == "zero3" || s.ki
 bool shards_gradients(const StrategyOptions& s) { return shards_weights(s) || (s.kind == "zero2" && !s.keep_full_gradients); }
 bool shards_optimizer(const StrategyOptions& s) { return s.kind != "naive" && s.kind != "ddp"; }
 
-// Elements that are gathered in one pass over the units in this order: a group stays as long as the next unit uses it.
-std::int64_t gathered(const Layout& l, bool backward) {
+// Elements of a kind's groups, with padding.
+std::int64_t padded_of(const Layout& l, bool expert) {
+  std::int64_t n = 0;
+  for (const FlatGroup& g : l.groups)
+    if (g.expert == expert) n += g.padded_numel();
+  return n;
+}
+
+// Those that are gathered in one pass over the units in this order: a group stays as long as the next unit uses it.
+std::int64_t gathered(const Layout& l, bool backward, bool expert) {
   std::int64_t n = 0;
   std::vector<std::size_t> before;
   const auto units = static_cast<std::ptrdiff_t>(l.of_unit.size());
   for (std::ptrdiff_t i = 0; i < units; ++i) {
     const auto& now = l.of_unit[static_cast<std::size_t>(backward ? units - 1 - i : i)];
     for (std::size_t g : now)
-      if (std::find(before.begin(), before.end(), g) == before.end()) n += l.groups[g].padded_numel();
+      if (l.groups[g].expert == expert && std::find(before.begin(), before.end(), g) == before.end())
+        n += l.groups[g].padded_numel();
     before = now;
   }
   return n;
@@ -47,19 +56,16 @@ std::int64_t most_whole_weights(const Layout& l, bool prefetch) {
 std::int64_t most_whole_gradients(const Layout& l, std::size_t begin, std::size_t end) {
   std::int64_t most = 0, before = 0, standing = 0;
   std::set<std::size_t> opened(l.across_stages.begin(), l.across_stages.end());
+  const auto& first = l.of_unit[begin];
   for (std::size_t u = end; u-- > begin;) {
+    std::int64_t filled = 0;
     for (std::size_t g : l.of_unit[u]) {
       if (!opened.insert(g).second) continue;
-      const std::int64_t n = l.groups[g].padded_numel();
-      const auto& first = l.of_unit[begin];
-      if (u > begin && std::find(first.begin(), first.end(), g) != first.end()) {
-        standing += n;
-        most = std::max(most, standing + before);
-        continue;
-      }
-      most = std::max(most, standing + before + n);
-      before = n;
+      const bool stays = u > begin && std::find(first.begin(), first.end(), g) != first.end();
+      (stays ? standing : filled) += l.groups[g].padded_numel();
     }
+    most = std::max(most, standing + before + filled);
+    if (filled > 0) before = filled;
   }
   return most;
 }
@@ -73,7 +79,7 @@ std::int64_t most_whole_gradients(const Layout& l) {
   return most;
 }
 
-// Elements of gradients that stay whole over a step, with padding and without.
+// Elements of gradients that stay whole over a step, with padding and without. (They are no experts.)
 std::int64_t padded_across_stages(const Layout& l) {
   std::int64_t n = 0;
   for (std::size_t g : l.across_stages) n += l.groups[g].padded_numel();
@@ -92,11 +98,14 @@ Layout layout_of(const Options& o, const GptConfig& model, const StrategyOptions
 }
 
 Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, int ranks, int shard) {
+  return layout_of(o, gpt, s, {ranks, shard}, {ranks, shard});
+}
+
+Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, const RanksOf& ordinary, const RanksOf& experts) {
   const bool bf16 = o.dtype == Dtype::kBf16;
   Layout l;
-  l.ranks = ranks;
-  l.shard = shard;
-  l.replicas = ranks / shard;
+  l.ordinary = ordinary;
+  l.experts = experts;
   l.micro_batches = o.grad_accum;
   l.masters = bf16;
   l.separate_sum = bf16 && o.fp32_grads && !o.fused_grad_accum;
@@ -106,43 +115,61 @@ Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, int
   l.wide_bytes = bytes(accumulator_of(o.dtype));
   l.sum_bytes = l.separate_sum || l.fused_sum ? 4 : l.weight_bytes;
   l.reduce_bytes = bf16 ? bytes(s.reduce_dtype) : l.weight_bytes;
+  const ByKind shards(ordinary.shard, experts.shard);
   if (shards_gradients(s)) {
-    l.groups = make_units(gpt, s.whole_model_unit, shard);
+    l.groups = make_units(gpt, s.whole_model_unit, shards);
   } else if (s.kind == "naive") {
     l.groups = make_units(gpt, true, 1);
   } else {
-    l.groups = make_buckets(gpt, s.bucket_bytes, static_cast<std::size_t>(l.sum_bytes), shards_optimizer(s) ? shard : 1);
+    l.groups = make_buckets(gpt, s.bucket_bytes, static_cast<std::size_t>(l.sum_bytes), shards_optimizer(s) ? shards : 1);
   }
   l.of_unit = groups_of_units(gpt, l.groups);
   for (std::size_t g = 0; g < l.groups.size() && shards_gradients(s); ++g)
     if (l.groups[g].members.front().parameter->across_stages) l.across_stages.push_back(g);
   std::vector<FlatGroup> sizes;
-  for (const FlatGroup& g : l.groups) sizes.push_back({.members = {}, .numel = g.numel, .ranks = g.ranks});
+  for (const FlatGroup& g : l.groups) sizes.push_back({.members = {}, .numel = g.numel, .ranks = g.ranks, .expert = g.expert});
   l.groups = FlatGroups(std::move(sizes));
   l.parameters = l.groups.numel();
   return l;
 }
 
-// A collective over N ranks sends B (N-1)/N bytes from each, B (N-1) in all: a reduce-scatter or a gather of B bytes. An
-// all-reduce is one of each.
-StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) {
-  const std::int64_t padded = l.groups.padded_numel(), others = l.shard - 1;
+namespace {
+
+// What the ranks that have a kind's parameters send for them. A collective over N ranks sends B (N-1)/N bytes from each, B
+// (N-1) in all: a reduce-scatter or a gather of B bytes. An all-reduce is one of each.
+StepTraffic traffic_of(const Layout& l, const StrategyOptions& s, bool expert) {
+  const std::int64_t padded = padded_of(l, expert), replicas = l.ranks_of(expert).replicas();
+  const std::int64_t others = l.ranks_of(expert).shard - 1;
   StepTraffic t;
   if (shards_gradients(s)) {
-    const std::int64_t once = padded_across_stages(l);
-    t.gradients = l.replicas * (l.micro_batches * (padded - once) + once) * l.reduce_bytes * others;
-    t.between_replicas = 2 * padded * l.reduce_bytes * (l.replicas - 1);  // once, whatever the micro-batches
+    const std::int64_t once = expert ? 0 : padded_across_stages(l);
+    t.gradients = replicas * (l.micro_batches * (padded - once) + once) * l.reduce_bytes * others;
+    t.between_replicas = 2 * padded * l.reduce_bytes * (replicas - 1);  // once, whatever the micro-batches
   } else {
     const std::int64_t halves = shards_optimizer(s) && !s.all_reduce_gradients ? 1 : 2;
     t.gradients = (s.sync_every_micro_batch ? l.micro_batches : 1) * halves * padded * l.reduce_bytes * others;
   }
   if (shards_weights(s)) {
-    t.forward = l.replicas * l.micro_batches * gathered(l, false) * l.weight_bytes * others;
-    t.backward = l.replicas * l.micro_batches * gathered(l, true) * l.weight_bytes * others;
+    t.forward = replicas * l.micro_batches * gathered(l, false, expert) * l.weight_bytes * others;
+    t.backward = replicas * l.micro_batches * gathered(l, true, expert) * l.weight_bytes * others;
   } else if (shards_optimizer(s)) {
     t.weights = padded * l.weight_bytes * others;
   }
   return t;
+}
+
+}  // namespace
+
+StepTraffic expected_traffic(const Layout& l, const StrategyOptions& s) { return expected_traffic(std::vector{l}, s); }
+
+StepTraffic expected_traffic(const std::vector<Layout>& layouts, const StrategyOptions& s) {
+  StepTraffic all, experts;
+  for (const Layout& l : layouts) {
+    all += traffic_of(l, s, false);
+    experts += traffic_of(l, s, true);
+  }
+  all /= layouts.front().ordinary.ranks / layouts.front().experts.ranks;  // as many have the same ordinary groups
+  return all += experts;
 }
 
 StepTraffic measured_traffic(const Report& report, std::int64_t steps) {
@@ -158,11 +185,11 @@ StepTraffic measured_traffic(const Report& report, std::int64_t steps) {
   return t;
 }
 
-RankMemory expected_memory(const Layout& l, const StrategyOptions& s, int rank) {
+RankMemory expected_memory(const Layout& l, const StrategyOptions& s, ByKind rank) {
   std::int64_t shards = 0, own = 0;  // with padding, and without
   for (const FlatGroup& g : l.groups) {
     shards += g.shard_numel();
-    own += g.own_numel(rank);
+    own += g.own_numel(rank.of(g.expert));
   }
   RankMemory m;
   m.parameters = m.parameters_peak = (shards_optimizer(s) ? l.groups.padded_numel() : l.parameters) * l.weight_bytes;
@@ -228,9 +255,7 @@ void claim_bytes(Report& report, const std::string& name, std::int64_t expected,
 
 void claim_traffic(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
   const auto steps = static_cast<std::int64_t>(report.loss.size());
-  StepTraffic expected;
-  for (const Layout& l : layouts) expected += expected_traffic(l, s);
-  const StepTraffic measured = measured_traffic(report, steps);
+  const StepTraffic expected = expected_traffic(layouts, s), measured = measured_traffic(report, steps);
   const std::string axis = layouts.size() > 1 ? "dp, " : "";  // beside others
   const NamedBytes rows[] = {{"gradients", expected.gradients, measured.gradients},
                              {"gradients between replicas", expected.between_replicas, measured.between_replicas},
@@ -246,9 +271,9 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
     if (is_data_parallel(row.axis) && row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
   claim_bytes(report, axis + "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
   const Layout& l = layouts.front();
-  if (layouts.size() > 1 || l.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.replicas > 1) return;
+  if (layouts.size() > 1 || l.ordinary.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.ordinary.replicas() > 1) return;
   // In units of Psi (N-1)/N bytes for each rank, padding included in Psi.
-  const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ranks - 1));
+  const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ordinary.ranks - 1));
   report.claims.push_back(make_claim("sent in a step by a rank, in units of all parameters x (N-1)/N",
                                      static_cast<double>(expected.total()) / unit, static_cast<double>(measured.total()) / unit,
                                      0, ""));
@@ -259,7 +284,7 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
   const std::size_t parts = layouts.size();
   std::vector<RankPart> ranks;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(layouts.front().ranks) * parts; ++rank)
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(layouts.front().ordinary.ranks) * parts; ++rank)
     ranks.push_back({rank % parts, static_cast<int>(rank / parts)});
   claim_costs(report, layouts, ranks, s);
 }
@@ -267,14 +292,15 @@ void claim_costs(Report& report, const std::vector<Layout>& layouts, const Strat
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const std::vector<RankPart>& parts,
                  const StrategyOptions& s) {
   // What NCCL sends is not counted, but taken from the same formulas.
-  const bool alone = layouts.size() > 1 && layouts.front().ranks == 1;
+  const bool alone = layouts.size() > 1 && layouts.front().ordinary.ranks == 1;
   if (!report.loss.empty() && transport_counts_wire() && !alone) claim_traffic(report, layouts, s);
   const auto ranks = static_cast<int>(parts.size());
   std::int64_t others = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPart& part = parts[static_cast<std::size_t>(rank)];
     const Layout& l = layouts[part.layout];
-    for (const NamedBytes& row : compare(expected_memory(l, s, part.place % l.shard), measured_memory(report, rank))) {
+    const ByKind shard(part.place.ordinary % l.ordinary.shard, part.place.experts % l.experts.shard);
+    for (const NamedBytes& row : compare(expected_memory(l, s, shard), measured_memory(report, rank))) {
       if (rank > 0) {
         others += row.expected == row.measured ? 0 : 1;
       } else if (row.expected > 0 || row.measured > 0) {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <tuple>
+#include <vector>
 
+#include "02_ddp_zero/expert_partials.h"
 #include "02_ddp_zero/replicas.h"
 #include "common/device/device.h"
 #include "common/kernels/elementwise.h"
@@ -60,8 +61,8 @@ struct DataParallel {
   Communicator& replicas;   // that take different samples
   Communicator& gradients;  // over which gradients are summed: with context parallelism also the ranks of a replica
   Communicator& losses;
-  Communicator& shard;
-  Communicator* replicate;
+  StateRanks ordinary, experts;
+  Communicator* ep;  // ranks with other experts; null where there are none
   StorageOptions storage;
   StrategyOptions options;
   std::int64_t micro_batch;
@@ -76,12 +77,25 @@ struct DataParallel {
     strategy->end_step();
     const TrafficLedger::Phase phase(world().traffic(), "loss");
     losses.all_reduce(ctx.stream, ctx.loss_sum);
+    if (gpt.config().has_experts()) losses.all_reduce(ctx.stream, ctx.aux_loss_sum);
   }
 
-  void reduce_partials(Stream& stream, const Tensor& partials) const {
+  // Every element counts once: a shard's where shards are summed, an expert's on the ep rank that has it (P19, T2).
+  void reduce_partials(Stream& stream, const std::vector<OptimizerState>& states, const Tensor& partials) const {
     const TrafficLedger::Phase phase(world().traffic(), "norm");
     if (options.faults.norm_counts_replicas) return gradients.all_reduce(stream, partials);
-    if (strategy->shards_gradients() && !options.faults.norm_of_own_shard) shard.all_reduce(stream, partials);
+    const bool sharded = strategy->shards_gradients() && !options.faults.norm_of_own_shard;
+    const ExpertPartials of_experts(states, partials);
+    const Tensor sums = of_experts.joined(stream);
+    if (!of_experts.empty()) sum_over_experts(stream, sums, sharded);
+    if (sharded) ordinary.shard.all_reduce(stream, partials);
+    of_experts.replace(stream, sums);
+  }
+
+  // Over the ranks that have shards of the same experts, and over those that have others.
+  void sum_over_experts(Stream& stream, const Tensor& sums, bool sharded) const {
+    if (sharded) experts.shard.all_reduce(stream, sums);
+    if (ep != nullptr && !options.faults.experts_left_out_of_norm) ep->all_reduce(stream, sums);
   }
 };
 
@@ -90,21 +104,23 @@ struct DataParallel {
 void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy, int shard_size,
            std::shared_ptr<Passes> passes) {
   const bool without_cp = strategy.faults.without_cp;
-  const std::string axes = without_cp ? "dp" : gradient_axes(mesh);
-  Communicator &replicas = mesh["dp"], &gradients = mesh[axes];
+  const auto axes = [&](const std::string& all) { return without_cp ? all.substr(0, all.find("*cp")) : all; };
+  const std::string ordinary_axes = axes(gradient_axes(mesh));
+  Communicator &replicas = mesh["dp"], &gradients = mesh[ordinary_axes];
   const bool over_cp = mesh.size("cp") > 1 && !without_cp, over_pp = passes && passes->has_stages();
   Communicator& losses = mesh[std::string(over_pp ? "pp*" : "") + (over_cp ? "dp*cp" : "dp")];
   if (passes && strategy.sync_every_micro_batch)
     throw std::logic_error("gradients of several stages cannot be reduced after every micro-batch; shard them for that");
   if (!passes) passes = std::make_shared<OneByOne>(strategy.faults, replicas.size());
-  Communicator *shard = &gradients, *replicate = nullptr;
-  if (strategy.kind == "hsdp") std::tie(shard, replicate) = mesh.split(axes, shard_size);
-  auto dp = std::make_shared<DataParallel>(DataParallel{replicas, gradients, losses, *shard, replicate, options.storage,
+  const StateRanks ordinary = state_ranks(mesh, strategy, ordinary_axes, shard_size);
+  const StateRanks experts = state_ranks(mesh, strategy, axes(expert_axes(mesh)), expert_shard_size(mesh, shard_size));
+  Communicator* ep = mesh.size("ep") > 1 ? &mesh["ep"] : nullptr;
+  auto dp = std::make_shared<DataParallel>(DataParallel{replicas, gradients, losses, ordinary, experts, ep, options.storage,
                                                         strategy, options.micro_batch, passes, nullptr});
   // After whatever else is applied to the model: a strategy shards what that leaves.
   options.cut = [dp, before = options.cut](Gpt& gpt) {
     if (before) before(gpt);
-    dp->strategy = make_strategy({gpt, device().compute(), dp->shard, dp->replicate, dp->storage, dp->options});
+    dp->strategy = make_strategy({gpt, device().compute(), dp->ordinary, dp->storage, dp->options, dp->experts});
   };
   options.shard = [dp](Parameter& p) { dp->strategy->shard(p); };
   options.accumulate = [dp](Gpt& gpt, Context& ctx, Loader& loader, const GlobalBatch& batch) {
@@ -121,7 +137,7 @@ void apply(TrainerOptions& options, Mesh& mesh, const StrategyOptions& strategy,
   options.optimizer.reduce_partials = [dp, before = options.optimizer.reduce_partials](
                                           Stream& stream, const std::vector<OptimizerState>& states, const Tensor& partials) {
     if (before) before(stream, states, partials);
-    dp->reduce_partials(stream, partials);
+    dp->reduce_partials(stream, states, partials);
   };
   options.gather = gather_parts(mesh.everyone());
   const std::int64_t rows = options.global_batch / replicas.size() * options.model.seq, begin = replicas.rank() * rows;

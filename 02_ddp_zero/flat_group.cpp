@@ -58,10 +58,10 @@ FlatGroups::Place FlatGroups::find(const Parameter& p) const {
   throw std::logic_error(p.name + " is in no group");
 }
 
-void FlatGroups::cut(int rank) const {
+void FlatGroups::cut(ByKind rank) const {
   for (const FlatGroup& group : groups_) {
     for (const FlatGroup::Member& m : group.members) {
-      const FlatRange r = group.range(m, rank);
+      const FlatRange r = group.range(m, rank.of(group.expert));
       m.parameter->placement.flat_begin = r.begin;
       m.parameter->placement.flat_end = r.end;
     }
@@ -80,31 +80,36 @@ std::int64_t FlatGroups::padded_numel() const {
   return n;
 }
 
-FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, int ranks) {
+FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, ByKind ranks) {
   std::vector<Parameter*> backward = gpt.parameters();
   std::reverse(backward.begin(), backward.end());
   std::vector<FlatGroup> buckets;
   for (Parameter* p : backward) {
-    const bool full =
-        buckets.empty() || static_cast<double>(buckets.back().numel) * static_cast<double>(element_bytes) >= capacity_bytes;
-    if (full) buckets.push_back({.members = {}, .numel = 0, .ranks = ranks});
-    buckets.back().append(*p);
+    const bool expert = p->expert;
+    auto open = std::find_if(buckets.rbegin(), buckets.rend(), [&](const FlatGroup& b) { return b.expert == expert; });
+    bool next =
+        open == buckets.rend() || static_cast<double>(open->numel) * static_cast<double>(element_bytes) >= capacity_bytes;
+    // What another ep rank has of the experts opens none, or these ranks would have their buckets in different orders.
+    if (expert && open != buckets.rend() && p->local_numel() == 0) next = false;
+    if (next) buckets.push_back({.members = {}, .numel = 0, .ranks = ranks.of(expert), .expert = expert});
+    (next ? buckets.back() : *open).append(*p);
   }
   return FlatGroups(std::move(buckets));
 }
 
-FlatGroups make_units(const Gpt& gpt, bool whole_model, int ranks) {
+FlatGroups make_units(const Gpt& gpt, bool whole_model, ByKind ranks) {
   std::vector<FlatGroup> units;
   std::set<const Parameter*> taken;
   for (std::int64_t unit = 0; unit < gpt.unit_count(); ++unit) {
-    if (unit == 0 || !whole_model) units.push_back({.members = {}, .numel = 0, .ranks = ranks});
+    for (const bool expert : {false, true})
+      if (unit == 0 || !whole_model) units.push_back({.members = {}, .numel = 0, .ranks = ranks.of(expert), .expert = expert});
     for (const auto& p : gpt.parameters_of(unit))
-      if (!p->across_stages && taken.insert(p.get()).second) units.back().append(*p);
+      if (!p->across_stages && taken.insert(p.get()).second) units[units.size() - (p->expert ? 1 : 2)].append(*p);
   }
   std::erase_if(units, [](const FlatGroup& group) { return group.members.empty(); });
   for (Parameter* p : gpt.parameters()) {
     if (!p->across_stages) continue;
-    units.push_back({.members = {}, .numel = 0, .ranks = ranks});
+    units.push_back({.members = {}, .numel = 0, .ranks = ranks.ordinary});
     units.back().append(*p);
   }
   return FlatGroups(std::move(units));

@@ -16,6 +16,15 @@
 
 namespace ref5d::data_parallel {
 
+// A number for each kind of parameters, of which a group holds one alone: ordinary ones, and experts that are on several ranks
+// (Parameter::expert), whose state fewer ranks share.
+struct ByKind {
+  int ordinary, experts;
+  ByKind(int both) : ordinary(both), experts(both) {}
+  ByKind(int ordinary_, int experts_) : ordinary(ordinary_), experts(experts_) {}
+  [[nodiscard]] int of(bool expert) const { return expert ? experts : ordinary; }
+};
+
 struct FlatGroup {
   struct Member {
     Parameter* parameter;
@@ -25,6 +34,7 @@ struct FlatGroup {
   std::vector<Member> members;
   std::int64_t numel = 0;  // of all members
   int ranks = 1;           // that the array is cut over
+  bool expert = false;     // what all members are
 
   void append(Parameter& p);
   // Members that get gradients here: all, but for those of other pipeline stages.
@@ -65,8 +75,8 @@ class FlatGroups {
   };
   // std::logic_error if it is in none.
   [[nodiscard]] Place find(const Parameter& p) const;
-  // Every parameter's placement gets the range that this rank keeps.
-  void cut(int rank) const;
+  // Every parameter's placement gets the range that this rank keeps: its place among the ranks of a kind.
+  void cut(ByKind rank) const;
   [[nodiscard]] std::int64_t numel() const;
   [[nodiscard]] std::int64_t padded_numel() const;
 
@@ -74,12 +84,14 @@ class FlatGroups {
   std::vector<FlatGroup> groups_;
 };
 
-// Buckets in the order in which gradients become final, backward's. A bucket is closed once it holds `capacity` bytes, so that
-// all but the last have at least as many; a parameter is never divided.
-[[nodiscard]] FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, int ranks);
-// A group for each of the model's units (embedding, blocks, head), or one for the whole model. A weight that two units use is
-// in the first's; if they are different pipeline stages, in a group of its own, the last.
-[[nodiscard]] FlatGroups make_units(const Gpt& gpt, bool whole_model, int ranks);
+// Buckets in the order in which gradients become final, backward's, by their first members. One of each kind is open at a time.
+// A bucket is closed once it holds `capacity` bytes, so that all but the last of a kind have at least as many; a parameter is
+// never divided.
+[[nodiscard]] FlatGroups make_buckets(const Gpt& gpt, double capacity_bytes, std::size_t element_bytes, ByKind ranks);
+// A group for each of the model's units (embedding, blocks, head), or one for the whole model, and after it another one for its
+// experts. A weight that two units use is in the first's; if they are different pipeline stages, in a group of its own, the
+// last.
+[[nodiscard]] FlatGroups make_units(const Gpt& gpt, bool whole_model, ByKind ranks);
 // The groups that each unit of the model uses; none for units of other pipeline stages.
 [[nodiscard]] std::vector<std::vector<std::size_t>> groups_of_units(const Gpt& gpt, const FlatGroups& groups);
 

@@ -23,8 +23,10 @@ void FullWeights::after_update() {
   if (setup_.options.faults.no_weight_gather) return;
   const TrafficLedger::Phase phase(world().traffic(), "weights");
   order(setup_.compute, comm_);
-  for (std::size_t g = 0; g < groups_.size(); ++g)
-    setup_.shard.all_gather(comm_, flat_[g], groups_[g].shard_of(flat_[g], setup_.shard.rank()));
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Communicator& ranks = setup_.ranks_of(groups_[g]).shard;
+    ranks.all_gather(comm_, flat_[g], groups_[g].shard_of(flat_[g], ranks.rank()));
+  }
   order(comm_, setup_.compute);
 }
 

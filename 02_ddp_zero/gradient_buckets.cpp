@@ -7,9 +7,9 @@
 namespace ref5d::data_parallel {
 
 GradientBuckets::GradientBuckets(const Setup& setup, Result result) : setup_(setup), result_(result) {
-  const int ranks = result == Result::kOwnShard ? setup.shard.size() : 1;
+  const ByKind ranks = result == Result::kOwnShard ? setup.shards() : ByKind(1);
   buckets_ = make_buckets(setup.gpt, setup.options.bucket_bytes, dtype_size(setup.sum_dtype()), ranks);
-  if (result == Result::kOwnShard) buckets_.cut(setup.shard.rank());
+  if (result == Result::kOwnShard) buckets_.cut(setup.shard_rank());
   flat_.resize(buckets_.size());
   missing_.resize(buckets_.size());
   for (Parameter* p : setup.gpt.parameters()) {
@@ -60,33 +60,35 @@ void GradientBuckets::reduce(std::size_t bucket) {
   const bool filled_by_one = group.members.size() == 1 &&
                              static_cast<double>(group.numel) * static_cast<double>(dtype_size(setup_.sum_dtype())) >= capacity;
   if (setup_.options.faults.skip_full_bucket && filled_by_one) return;
+  Communicator& ranks = setup_.ranks_of(group).shard;
   Tensor flat = flat_[bucket];
   if (setup_.options.faults.no_stream_wait) {  // what is there at this moment, whatever backward has still to do
     flat = Tensor::empty(flat.shape(), flat.dtype(), MemoryCategory::kCommunication, comm_);
     copy_on_device(comm_, flat.raw(), flat_[bucket].raw(), flat.bytes());
   }
   if (result_ == Result::kEverywhere || setup_.options.all_reduce_gradients) {
-    all_reduce_gradient(setup_.shard, comm_, flat, setup_.reduce_dtype());
+    all_reduce_gradient(ranks, comm_, flat, setup_.reduce_dtype());
   } else {
-    const Tensor own = group.shard_of(flat, setup_.shard.rank());
-    reduce_scatter_gradient(setup_.shard, comm_, own, flat, setup_.reduce_dtype());
+    const Tensor own = group.shard_of(flat, ranks.rank());
+    reduce_scatter_gradient(ranks, comm_, own, flat, setup_.reduce_dtype());
   }
   if (setup_.options.faults.no_stream_wait) copy_on_device(comm_, flat_[bucket].raw(), flat.raw(), flat.bytes());
-  if (setup_.options.faults.average_again) scale(comm_, flat_[bucket], 1.0 / setup_.shard.size());
+  const double factor = setup_.planted_factor(group.expert);
+  if (factor != 1) scale(comm_, flat_[bucket], factor);
 }
 
 // Further micro-batches are added to a sum that is already over all ranks. The next reduction must count it once: one rank
 // keeps it, and for the others it begins at zero.
 void GradientBuckets::count_once(std::size_t bucket) {
   const FlatGroup& group = buckets_[bucket];
-  const int rank = setup_.shard.rank();
+  const Communicator& ranks = setup_.ranks_of(group).shard;
   const auto clear = [&](const Tensor& t) { fill_zero(comm_, t.raw(), t.bytes()); };
   if (result_ == Result::kEverywhere || setup_.options.all_reduce_gradients) {
-    if (rank != 0) clear(flat_[bucket]);
+    if (ranks.rank() != 0) clear(flat_[bucket]);
     return;
   }
-  for (int r = 0; r < setup_.shard.size(); ++r)  // every rank keeps its own shard
-    if (r != rank) clear(group.shard_of(flat_[bucket], r));
+  for (int r = 0; r < ranks.size(); ++r)  // every rank keeps its own shard
+    if (r != ranks.rank()) clear(group.shard_of(flat_[bucket], r));
 }
 
 void GradientBuckets::end_micro_batch(std::int64_t m) {

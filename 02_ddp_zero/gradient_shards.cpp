@@ -7,8 +7,8 @@
 namespace ref5d::data_parallel {
 
 GradientShards::GradientShards(const Setup& setup) : setup_(setup) {
-  units_ = make_units(setup.gpt, setup.options.whole_model_unit, setup.shard.size());
-  units_.cut(setup.shard.rank());
+  units_ = make_units(setup.gpt, setup.options.whole_model_unit, setup.shards());
+  units_.cut(setup.shard_rank());
   of_model_unit_ = groups_of_units(setup.gpt, units_);
   sums_.resize(units_.size());
   whole_.resize(units_.size());
@@ -28,7 +28,7 @@ bool GradientShards::fused() const {
 void GradientShards::shard(Parameter& p) {
   const std::size_t g = units_.find(p).group;
   if (!sums_[g])
-    sums_[g] = allocate_flat(units_[g].shard_numel(), units_[g].own_numel(setup_.shard.rank()), setup_.options.padding,
+    sums_[g] = allocate_flat(units_[g].shard_numel(), units_[g].own_numel(ranks_of(g).shard.rank()), setup_.options.padding,
                              setup_.sum_dtype(), setup_.sum_category(), setup_.compute);
   if (across_stages(g)) return keep_whole(p, g);
   p.gradient = p.gradient_sum = {};
@@ -69,12 +69,16 @@ void GradientShards::begin_micro_batch(std::int64_t m, Units units) {
 }
 
 void GradientShards::before_weight_gradients(std::int64_t unit) {
+  std::vector<std::size_t> needed;
   for (std::size_t g : of_model_unit_[static_cast<std::size_t>(unit)])
-    if (!whole_[g]) open(g);
+    if (!whole_[g]) needed.push_back(g);
+  if (needed.empty()) return;
+  drop_reduced(opened_);  // a unit's are still on their way while these are filled
+  opened_ = needed.size();
+  for (std::size_t g : needed) open(g);
 }
 
 void GradientShards::open(std::size_t unit) {
-  drop_reduced(1);  // one is still on its way while this one is filled
   const FlatGroup& group = units_[unit];
   const Dtype dtype = fused() ? setup_.sum_dtype() : setup_.storage.dtype;
   whole_[unit] = allocate_flat(group.padded_numel(), group.numel, setup_.options.padding, dtype,
@@ -91,31 +95,31 @@ void GradientShards::became_final(Parameter& p, Stream& stream) {
 }
 
 void GradientShards::reduce_whole(std::size_t unit) {
-  reduce_scatter_gradient(setup_.shard, comm_, sums_[unit], whole_[unit], setup_.reduce_dtype());
-  if (setup_.replicate != nullptr) all_reduce_gradient(*setup_.replicate, comm_, sums_[unit], setup_.reduce_dtype());
-  if (setup_.options.faults.average_again) {
-    const int replicas = setup_.replicate == nullptr ? 1 : setup_.replicate->size();
-    scale(comm_, sums_[unit], 1.0 / (setup_.shard.size() * replicas));
-  }
+  const StateRanks& ranks = ranks_of(unit);
+  reduce_scatter_gradient(ranks.shard, comm_, sums_[unit], whole_[unit], setup_.reduce_dtype());
+  if (ranks.replicate != nullptr) all_reduce_gradient(*ranks.replicate, comm_, sums_[unit], setup_.reduce_dtype());
+  const double factor = setup_.planted_factor(units_[unit].expert);
+  if (factor != 1) scale(comm_, sums_[unit], factor);
 }
 
 void GradientShards::reduce(std::size_t unit) {
   const Faults& faults = setup_.options.faults;
   const bool last = micro_batch_ + 1 == micro_batches_;
   const Tensor& sum = sums_[unit];
+  const StateRanks& ranks = ranks_of(unit);
   if (last || !faults.last_micro_batch_only) {
     const Tensor received = Tensor::empty(sum.shape(), sum.dtype(), MemoryCategory::kCommunication, comm_);
-    reduce_scatter_gradient(setup_.shard, comm_, received, whole_[unit], setup_.reduce_dtype());
-    const int replicas = setup_.replicate == nullptr ? 1 : setup_.replicate->size();
-    if (faults.average_again) scale(comm_, received, 1.0 / (setup_.shard.size() * replicas));
+    reduce_scatter_gradient(ranks.shard, comm_, received, whole_[unit], setup_.reduce_dtype());
+    const double factor = setup_.planted_factor(units_[unit].expert);
+    if (factor != 1) scale(comm_, received, factor);
     scaled_add(comm_, sum, received, 1.0);
   }
   reducing_.push_back({std::move(whole_[unit]), Event()});  // nobody reads the whole gradients any more
   reducing_.back().done.record(comm_);
   whole_[unit] = {};
   // HSDP: the replicas' sums of all micro-batches are added once. Adding them after each would count the earlier ones again.
-  if (setup_.replicate != nullptr && (last || faults.reduce_before_summing))
-    all_reduce_gradient(*setup_.replicate, comm_, sum, setup_.reduce_dtype());
+  if (ranks.replicate != nullptr && (last || faults.reduce_before_summing))
+    all_reduce_gradient(*ranks.replicate, comm_, sum, setup_.reduce_dtype());
   for (const FlatGroup::Member& m : units_[unit].members) m.parameter->gradient = m.parameter->gradient_sum = {};
 }
 
@@ -133,7 +137,7 @@ void GradientShards::end_step() {
   order(comm_, setup_.compute);
   for (std::size_t g = 0; g < units_.size(); ++g) {
     for (const FlatGroup::Member& m : units_[g].members) {
-      const Tensor part = units_[g].part_of(sums_[g], m, setup_.shard.rank());
+      const Tensor part = units_[g].part_of(sums_[g], m, ranks_of(g).shard.rank());
       (setup_.sum_dtype() == setup_.storage.dtype ? m.parameter->gradient : m.parameter->gradient_sum) = part;
     }
   }

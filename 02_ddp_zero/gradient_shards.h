@@ -31,6 +31,7 @@ class GradientShards : public Gradients, public UnitHooks {
   // Whether the group is a weight of two pipeline stages: its gradient stays whole until the step's passes are over, and is
   // reduced once.
   [[nodiscard]] bool across_stages(std::size_t unit) const { return units_[unit].members.front().parameter->across_stages; }
+  [[nodiscard]] const StateRanks& ranks_of(std::size_t unit) const { return setup_.ranks_of(units_[unit]); }
   void keep_whole(Parameter& p, std::size_t unit);
   void reduce_whole(std::size_t unit);
   void open(std::size_t unit);
@@ -55,6 +56,7 @@ class GradientShards : public Gradients, public UnitHooks {
   };
   std::map<std::size_t, Whole> kept_whole_;  // by group, those across stages
   std::deque<Reducing> reducing_;
+  std::size_t opened_ = 1;  // groups that the last of the model's units opened
   std::int64_t micro_batches_ = 0, micro_batch_ = 0;
   Stream comm_{"dp"};
 };

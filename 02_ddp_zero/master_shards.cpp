@@ -4,8 +4,8 @@ namespace ref5d::data_parallel {
 
 void shard_master(const Setup& setup, const FlatGroups& groups, std::vector<Tensor>& masters, Parameter& p) {
   if (!p.master) return;
-  const int rank = setup.shard.rank();
   const auto [g, member] = groups.find(p);
+  const int rank = setup.ranks_of(groups[g]).shard.rank();
   if (!masters[g]) {
     masters[g] = Tensor::empty({groups[g].own_numel(rank)}, p.master.dtype(), MemoryCategory::kMaster, setup.compute);
   }

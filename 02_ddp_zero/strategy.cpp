@@ -52,7 +52,8 @@ class NaiveGradients : public Gradients {
   }
   void end_step() override {
     for (Parameter* p : setup_.gpt.parameters())
-      if (p->uses > 0) all_reduce_gradient(setup_.shard, setup_.compute, p->final_gradient(), setup_.reduce_dtype());
+      if (p->uses > 0)
+        all_reduce_gradient(setup_.ranks_of(p->expert).shard, setup_.compute, p->final_gradient(), setup_.reduce_dtype());
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "02_ddp_zero/flat_group.h"
 #include "common/comm/communicator.h"
 #include "common/comm/world.h"
 #include "common/model/gpt.h"
@@ -26,6 +27,10 @@ struct Faults {
   bool drift = false;                  // the last rank's weights are changed a little after each update (P12)
   bool without_cp = false;             // gradients are summed over dp alone, though cp's ranks have other tokens (P04)
   bool average_again = false;          // the sum over ranks is divided by their number, on top of the loss's division (T1)
+
+  bool experts_left_out_of_norm = false;  // the norm does not sum what other ranks' experts have (P19)
+  // experts' gradients are multiplied by this after their reduction: their number of ranks is divided out or in again (P47)
+  double expert_gradient_factor = 1;
 };
 
 struct StrategyOptions {
@@ -44,16 +49,31 @@ struct StrategyOptions {
 
 [[nodiscard]] std::vector<std::string> strategy_names();
 
-// What a strategy works with. `shard`: the ranks that cut state between them; `replicate`: those that hold the same shard (of
-// hsdp; null where there are none).
+// The ranks that share the state of a kind of parameters.
+struct StateRanks {
+  Communicator& shard;                // cut it between them
+  Communicator* replicate = nullptr;  // hold the same shard (of hsdp; null where there are none)
+  [[nodiscard]] int size() const { return shard.size() * (replicate == nullptr ? 1 : replicate->size()); }
+};
+
+// What a strategy works with.
 struct Setup {
   Gpt& gpt;
   Stream& compute;
-  Communicator& shard;
-  Communicator* replicate;
+  StateRanks ordinary;
   StorageOptions storage;
   StrategyOptions options;
+  StateRanks experts = ordinary;  // fewer where experts are on several ranks
 
+  [[nodiscard]] const StateRanks& ranks_of(bool expert) const { return expert ? experts : ordinary; }
+  [[nodiscard]] const StateRanks& ranks_of(const FlatGroup& group) const { return ranks_of(group.expert); }
+  [[nodiscard]] ByKind shards() const { return {ordinary.shard.size(), experts.shard.size()}; }
+  [[nodiscard]] ByKind shard_rank() const { return {ordinary.shard.rank(), experts.shard.rank()}; }
+  // What faults multiply a reduced gradient by.
+  [[nodiscard]] double planted_factor(bool expert) const {
+    const double again = options.faults.average_again ? 1.0 / ranks_of(expert).size() : 1.0;
+    return expert ? again * options.faults.expert_gradient_factor : again;
+  }
   // The dtype in which gradients travel.
   [[nodiscard]] Dtype reduce_dtype() const { return storage.dtype == Dtype::kBf16 ? options.reduce_dtype : storage.dtype; }
   // The dtype in which a step's gradient is summed.
@@ -91,7 +111,7 @@ class Weights {
 class Strategy {
  public:
   // weights null: whole on every rank, and updated by every rank. sharded: a rank holds a part of the reduced gradients only,
-  // so that norms are sums over Setup::shard.
+  // so that norms are sums over StateRanks::shard.
   Strategy(std::unique_ptr<Gradients> gradients, std::unique_ptr<Weights> weights, bool sharded)
       : gradients_(std::move(gradients)), weights_(std::move(weights)), sharded_(sharded) {}
   void shard(Parameter& p) {

@@ -16,8 +16,8 @@ WeightShards::WeightShards(const Setup& setup, const FlatGroups& units)
       gathered_(units.size()) {}
 
 void WeightShards::shard(Parameter& p) {
-  const int rank = setup_.shard.rank();
   const auto [g, member] = units_.find(p);
+  const int rank = setup_.ranks_of(units_[g]).shard.rank();
   if (!shards_[g]) {
     shards_[g] = allocate_flat(units_[g].shard_numel(), units_[g].own_numel(rank), setup_.options.padding, p.weight.dtype(),
                                MemoryCategory::kParameters, setup_.compute);
@@ -50,7 +50,7 @@ void WeightShards::gather(std::size_t group, const char* pass) {
   // The shard was updated there; and a gather must not run ahead of the units whose memory it would need.
   order(setup_.compute, comm_);
   whole_[group] = Tensor::empty({unit.padded_numel()}, shards_[group].dtype(), MemoryCategory::kParameters, comm_);
-  setup_.shard.all_gather(comm_, whole_[group], shards_[group]);
+  setup_.ranks_of(unit).shard.all_gather(comm_, whole_[group], shards_[group]);
   gathered_[group].record(comm_);
   for (const FlatGroup::Member& m : unit.members) m.parameter->weight = FlatGroup::whole_of(whole_[group], m);
 }
@@ -62,7 +62,7 @@ void WeightShards::release(std::int64_t unit, std::int64_t next) {
     if (setup_.options.faults.stale_weights && next < 0) continue;
     order(setup_.compute, comm_);  // whose memory it is
     for (const FlatGroup::Member& m : units_[g].members)
-      m.parameter->weight = units_[g].part_of(shards_[g], m, setup_.shard.rank());
+      m.parameter->weight = units_[g].part_of(shards_[g], m, setup_.ranks_of(units_[g]).shard.rank());
     whole_[g] = {};
   }
 }

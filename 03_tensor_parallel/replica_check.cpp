@@ -26,17 +26,22 @@ std::set<std::string> shared_parameters(const GptConfig& c, int ranks) {
 ReplicaCheck::ReplicaCheck(const GptConfig& model, Mesh& mesh, const data_parallel::StrategyOptions& strategy, int shard_size)
     : everyone_(mesh.everyone()),
       copies_(data_parallel::holders_of_the_same(mesh, strategy, shard_size)),
+      copies_of_experts_(data_parallel::holders_of_the_same(mesh, strategy, shard_size, true)),
       shared_(shared_parameters(model, mesh["tp"].size())) {}
 
-bool ReplicaCheck::operator()(Trainer& trainer) const {
+bool ReplicaCheck::agree(const Group& copies, Trainer& trainer, bool experts) {
   std::vector<Tensor> weights;
+  for (const Parameter* p : trainer.gpt().parameters())
+    if (p->expert == experts) weights.push_back(p->weight);
+  return copies.size() == 1 || weights.empty() || equal_on_all(copies, weights, trainer.stream());
+}
+
+bool ReplicaCheck::operator()(Trainer& trainer) const {
   std::vector<const Parameter*> shared;
-  for (const Parameter* p : trainer.gpt().parameters()) {
-    weights.push_back(p->weight);
+  for (const Parameter* p : trainer.gpt().parameters())
     if (shared_.contains(p->name)) shared.push_back(p);
-  }
-  const bool copies_agree = copies_.size() == 1 || equal_on_all(copies_, weights, trainer.stream());
-  return unequal_elements(everyone_, shared, trainer.stream()) == 0 && copies_agree;
+  const bool ordinary = agree(copies_, trainer, false), experts = agree(copies_of_experts_, trainer, true);
+  return unequal_elements(everyone_, shared, trainer.stream()) == 0 && ordinary && experts;
 }
 
 }  // namespace ref5d::tensor_parallel

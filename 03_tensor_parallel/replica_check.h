@@ -21,7 +21,10 @@ class ReplicaCheck {
   [[nodiscard]] bool operator()(Trainer& trainer) const;
 
  private:
-  Group everyone_, copies_;
+  // Whether the ranks of the group hold the same weights, of experts or of all others.
+  [[nodiscard]] static bool agree(const Group& copies, Trainer& trainer, bool experts);
+
+  Group everyone_, copies_, copies_of_experts_;
   std::set<std::string> shared_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "04_seq_context_parallel/context_parallel.h"
+#include "06_expert_parallel/experiments.h"
 #include "06_expert_parallel/sabotage.h"
 #include "common/app/parallel_program.h"
 #include "common/app/settings.h"
@@ -52,6 +53,7 @@ void declare(CommandLine& line, Flags& flags) {
                   "bf16 the fp64 baseline's",
                   "auto|own|FILE");
   line.add_switch("--overlap", flags.overlap, "communicate while computing; shared experts on a stream of their own");
+  line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
   declare_others(line, flags);
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }

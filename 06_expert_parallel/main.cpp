@@ -1,8 +1,8 @@
 // 06_expert_parallel: a mixture of experts whose experts are on several ranks, and the ways of tokens to them and back.
 #include <fmt/core.h>
 
+#include "06_expert_parallel/experiments.h"
 #include "06_expert_parallel/flags.h"
-#include "06_expert_parallel/run.h"
 #include "common/app/output.h"
 #include "common/app/parallel_program.h"
 
@@ -28,7 +28,10 @@ int main(int argc, char** argv) {
       return std::string();
     });
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
-    const Report report = expert_parallel::run(options, flags.lesson, world, mesh);
+    Report report = expert_parallel::run(options, flags.lesson, world, mesh);
+    set_value(report.config, "experiment", flags.experiment);
+    Experiment given{options, flags.lesson, world, mesh, report};
+    run_experiments(flags.experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });
 }

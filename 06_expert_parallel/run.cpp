@@ -10,8 +10,10 @@
 #include "03_tensor_parallel/replica_check.h"
 #include "04_seq_context_parallel/run.h"
 #include "05_pipeline/run.h"
+#include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/expert_parallel.h"
 #include "06_expert_parallel/sabotage.h"
+#include "common/app/cost_claims.h"
 #include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
@@ -37,6 +39,19 @@ void apply_all(LayoutPlan& l, const Lesson& lesson, Mesh& mesh) {
   std::shared_ptr<pipeline::Pipeline> passes;
   if (l.plan) passes = pipeline::apply(l.settings, mesh, l.plan, lesson.pipeline.pipeline);
   data_parallel::apply(l.settings, mesh, stage.strategy, l.shard_size, passes);
+}
+
+RankCounts count(const RunRecord& record, const GptConfig& model) {
+  RankCounts counts{.expert_flops = record.flops_per_step.count(FlopsKind::kExperts)};
+  const auto experts = static_cast<std::size_t>(model.moe.experts);
+  for (const StepResult& step : record.steps) {
+    for (std::size_t i = 0; i < step.router_load.size(); ++i) {
+      const auto n = static_cast<std::int64_t>(step.router_load[i]);
+      if (i / experts % 3 == 0) counts.choices += n;
+      if (i / experts % 3 == 2) counts.sent += n;
+    }
+  }
+  return counts;
 }
 
 }  // namespace
@@ -66,7 +81,11 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   tensor_parallel::ReplicaCheck replicas(model, mesh, stage.strategy, l.shard_size);
   const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replicas);
   Verdict verdict = compare_with_baseline(l.options, run, world);
-  return report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
+  Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
+  const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
+  const Layout layout = layout_of(l.options, lesson, mesh);
+  if (world.is_root() && options.verify) claim_routing(report, layout, run.routes, counts);
+  return report;
 }
 
 }  // namespace ref5d::expert_parallel

@@ -20,11 +20,12 @@ namespace {
 std::int64_t train_baselines(LayoutRun& run, const Options& options, const TrainerOptions& single, const Dataset& data,
                              World& world, bool replays) {
   if (!options.verify) return 0;
-  RouteLog record(run.routes, RouteLog::Mode::kRecord), replay(run.routes, RouteLog::Mode::kReplay);
+  RouteLog keep(run.baseline_routes, RouteLog::Mode::kKeep), replay(run.baseline_routes, RouteLog::Mode::kReplay);
   return std::stoll(on_root(world, [&] {
     const auto train = [&](Dtype dtype, std::int64_t steps) {
       TrainerOptions settings = single;
-      if (replays) settings.routes = dtype == Dtype::kFp64 ? &record : &replay;
+      if (single.model.has_experts() && single.routes == nullptr)
+        settings.routes = dtype == Dtype::kFp64 ? &keep : replays ? &replay : nullptr;
       return train_baseline(options, settings, data, dtype, steps);
     };
     run.baselines = run_baselines(options.dtype, std::min(options.steps, options.verify_steps), train);
@@ -38,14 +39,15 @@ std::int64_t train_baselines(LayoutRun& run, const Options& options, const Train
 LayoutRun run_layout(const Options& options, const TrainerOptions& single, const TrainerOptions& settings, const Dataset& data,
                      World& world, Mesh& mesh, const std::function<bool(Trainer&)>& replicas_agree) {
   LayoutRun run;
-  run.routes = {single.model.seq, single.model.moe.top_k, {}};
+  run.routes = run.baseline_routes = {single.model.seq, single.model.moe.top_k, {}};
   const bool replays = single.model.has_experts() && single.routes == nullptr && options.verify && options.replay_routes &&
                        options.dtype != Dtype::kFp64;
   const std::int64_t compared = train_baselines(run, options, single, data, world, replays);
   TrainerOptions own = settings;
-  if (replays) run.routes = Routes::from_bytes(share_on_host(mesh.everyone(), run.routes.to_bytes()));
-  RouteLog replay(run.routes, RouteLog::Mode::kReplayWhereKnown);
-  if (replays) own.routes = &replay;
+  if (replays) run.routes = Routes::from_bytes(share_on_host(mesh.everyone(), run.baseline_routes.to_bytes()));
+  RouteLog keep(run.routes, RouteLog::Mode::kKeep);
+  const bool keeps = single.model.has_experts() && options.verify;
+  if (keeps && own.routes == nullptr) own.routes = &keep;
   world.traffic().reset();
   Trainer trainer(own, data);
   if (!options.resume.empty()) resume(trainer, options.resume);
@@ -63,6 +65,8 @@ LayoutRun run_layout(const Options& options, const TrainerOptions& single, const
   run.traffic = world.traffic();
   outputs.finish(run.record);
   run.sample = outputs.sample();
+  if (keeps)
+    for (const Bytes& bytes : gather_on_host(mesh.everyone(), run.routes.to_bytes())) run.routes.merge(Routes::from_bytes(bytes));
   run.checks_replicas = replicas_agree != nullptr;
   for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(unequal_steps))))
     run.unequal_steps = std::max(run.unequal_steps, static_cast<std::int64_t>(to_number(of_rank)));
@@ -74,6 +78,9 @@ Verdict compare_with_baseline(const Options& options, const LayoutRun& run, cons
   if (!options.verify || !world.is_root()) return verdict;
   const bool fp64 = options.dtype == Dtype::kFp64;
   check_run(verdict, options.dtype, run.record.values, run.baselines.truth.values, fp64 ? nullptr : &run.baselines.own.values);
+  if (fp64 && !run.baseline_routes.chosen.empty())
+    verdict.add("routing/choices that are not the baseline's", "number",
+                static_cast<double>(run.routes.differences(run.baseline_routes)), 0);
   if (run.checks_replicas)
     verdict.add("replicas/steps after which their weights differ", "number", static_cast<double>(run.unequal_steps), 0);
   return verdict;

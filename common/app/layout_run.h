@@ -15,7 +15,9 @@ namespace ref5d {
 
 struct LayoutRun {
   Baselines baselines;             // on rank 0
-  Routes routes;                   // of a model with experts: what the fp64 baseline's tokens chose
+  // Of a model with experts, with options.verify, on rank 0: the choices of all tokens in the layout, and those of the fp64
+  // baseline's.
+  Routes routes, baseline_routes;
   RunRecord record;                // the layout's
   TrafficLedger traffic;           // of the steps
   std::string sample;              // the text that --sample asks for

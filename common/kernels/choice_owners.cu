@@ -1,3 +1,6 @@
+#include <stdexcept>
+#include <string>
+
 #include "common/device/launch.h"
 #include "common/kernels/choice_owners.h"
 #include "common/kernels/dispatch.h"
@@ -29,7 +32,7 @@ __global__ void take_choices_kernel(std::int32_t* __restrict__ taken, A* __restr
     const std::int32_t e = chosen[from];
     const bool theirs = e >= 0 && owner[e] == slot % owner_count;
     taken[i] = theirs ? e : -1;
-    taken_weights[i] = theirs ? weights[from] : A(0);
+    taken_weights[i] = theirs ? weights[from] : A();
   }
 }
 
@@ -38,9 +41,15 @@ __global__ void choices_of_range_kernel(std::int32_t* __restrict__ mine, const s
   for (std::int64_t i : grid_range(slots)) mine[i] = chosen[i] >= begin && chosen[i] < end ? chosen[i] : -1;
 }
 
+void expect_matrix(const Tensor& t, const char* what) {
+  if (t.rank() != 2) throw std::logic_error(std::string(what) + " is " + to_string(t.shape()) + ", which is not a matrix");
+}
+
 }  // namespace
 
 void owners_of_choices(Stream& stream, const Tensor& owners, const Tensor& chosen, const Tensor& owner) {
+  expect_matrix(chosen, "owners_of_choices chosen");
+  expect_matrix(owners, "owners_of_choices owners");
   const std::int64_t rows = chosen.dim(0), k = chosen.dim(1), m = owners.dim(1);
   expect(owners, {rows, m}, Dtype::kInt32, "owners_of_choices owners");
   expect(chosen, {rows, k}, Dtype::kInt32, "owners_of_choices chosen");
@@ -53,18 +62,21 @@ void owners_of_choices(Stream& stream, const Tensor& owners, const Tensor& chose
 
 void take_choices(Stream& stream, const Tensor& taken, const Tensor& taken_weights, const Tensor& chosen, const Tensor& weights,
                   const Tensor& owner, const Tensor& order, int owners) {
+  if (owners < 1) throw std::logic_error("take_choices needs at least one owner, not " + std::to_string(owners));
+  expect_matrix(chosen, "take_choices chosen");
   const std::int64_t n = order.numel(), rows = chosen.dim(0), k = chosen.dim(1);
   expect(order, {n}, Dtype::kInt32, "take_choices order");
   expect(chosen, {rows, k}, Dtype::kInt32, "take_choices chosen");
-  expect(weights, {rows, k}, weights.dtype(), "take_choices weights");
+  expect(weights, {rows, k}, accumulator_of(weights.dtype()), "take_choices weights");
   expect(taken, {n, k}, Dtype::kInt32, "take_choices taken");
   expect(taken_weights, {n, k}, weights.dtype(), "take_choices taken weights");
+  expect(owner, {owner.numel()}, Dtype::kInt32, "take_choices owner");
   for (const Tensor* t : {&taken, &taken_weights, &chosen, &weights, &owner, &order}) expect_contiguous(*t, "take_choices");
   if (n * k == 0) return;
   dispatch(weights.dtype(), [&]<typename A>() {
-    launch<take_choices_kernel<A>>(stream, grid_for(n * k), block_size(256), taken.data<std::int32_t>(), taken_weights.data<A>(),
-                                   chosen.data<std::int32_t>(), weights.data<A>(), owner.data<std::int32_t>(),
-                                   order.data<std::int32_t>(), n, k, std::int64_t{owners});
+    launch<take_choices_kernel<A>>(stream, grid_for(n * k), block_size(256), taken.data<std::int32_t>(),
+                                   taken_weights.data<A>(), chosen.data<std::int32_t>(), weights.data<A>(),
+                                   owner.data<std::int32_t>(), order.data<std::int32_t>(), n, k, std::int64_t{owners});
   });
 }
 

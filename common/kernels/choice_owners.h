@@ -1,5 +1,5 @@
-// Choices by who has the chosen expert: a rank, or a node of several ranks. M owners; owner [E] int32 says whose each expert is,
-// 0 .. M-1. chosen [R, k] int32 as in expert_rows.h, -1 for none.
+// Choices by who has the chosen expert: a rank, or a node of several ranks. M owners; owner [E] int32 says whose each expert
+// is, 0 .. M-1. chosen [R, k] int32 as in expert_rows.h, -1 for none.
 #pragma once
 
 #include "common/tensor/tensor.h"

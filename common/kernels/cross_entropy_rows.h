@@ -1,4 +1,4 @@
-// Private to the cross-entropy's .cu files: what a block finds out about a row of logits.
+// Private to the .cu files of the cross-entropy and of the router: what a block finds out about a row of logits.
 #pragma once
 
 #include <cmath>

@@ -168,7 +168,7 @@ __global__ void router_backward_kernel(BackwardTensors<A> t, std::int64_t expert
   const std::int64_t row = blockIdx.x;
   A* __restrict__ d = t.dlogits + row * experts;
   const A* s = t.scores + row * experts;
-  if (t.balance != nullptr) {
+  if (t.balance != nullptr && t.sequence[row] >= 0) {
     set_balance_part(d, s, t.balance + t.sequence[row] * experts, experts, sigmoid);
   } else {
     for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) d[e] = 0;

@@ -35,8 +35,9 @@ void routing_weights(Stream& stream, const Tensor& weights, const Tensor& scores
 
 // How even the load is, for each of D sequences: load [D, 2, E] fp64 = for a sequence d and an expert e the number of choices
 // of e by d's rows, and the sum over them of the probability p[r, e]: s itself if softmax, s / (its row's sum) if sigmoid.
-// sequence [R] int32: which of the D each row is of. Summed in fp64, in row order within stretches that depend on R alone and
-// then over these: the same scores give the same bits everywhere.
+// sequence [R] int32: which of the D each row is of, -1 for none (padding, which no load counts). A choice of -1 is none
+// either. Summed in fp64, in row order within stretches that depend on R alone and then over these: the same scores give the
+// same bits everywhere.
 void router_load(Stream& stream, const Tensor& load, const Tensor& scores, const Tensor& chosen, const Tensor& sequence,
                  ScoreKind kind);
 
@@ -60,7 +61,7 @@ struct RouterGradient {
   Tensor logits, scores, chosen;  // logits are needed with z_scale alone
   Tensor dweights;                // [R, k] A: d loss / d weights
   Tensor balance_gradient;        // [D, E] A, balance_loss's; undefined for none
-  Tensor sequence;                // [R] int32, with balance_gradient
+  Tensor sequence;                // [R] int32, with balance_gradient; -1 for a row of none
   double z_scale = 0;             // d loss / d z of router_z_sum; 0 for none
 };
 // dlogits [R, E] A = d loss / d logits, of all three parts. With a row's chosen p_j = s[c_j], S their sum, and dw_j:

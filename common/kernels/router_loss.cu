@@ -35,13 +35,14 @@ __global__ void router_load_kernel(double* __restrict__ partials, const A* __res
   for (std::int64_t i = 0; i < 2 * sequences; ++i)
     for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) out[i * experts + e] = 0;
   for (std::int64_t row = begin; row < end; ++row) {
+    if (sequence[row] < 0) continue;
     double* choices = out + sequence[row] * 2 * experts;
     double* sums = choices + experts;
     const double total = totals == nullptr ? 1 : totals[row];
     for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) sums[e] += double(scores[row * experts + e]) / total;
     for (std::int64_t j = 0; j < top_k; ++j) {
       const std::int32_t e = chosen[row * top_k + j];
-      if (static_cast<unsigned>(e) % blockDim.x == threadIdx.x) choices[e] += 1;
+      if (e >= 0 && static_cast<unsigned>(e) % blockDim.x == threadIdx.x) choices[e] += 1;
     }
   }
 }

@@ -163,8 +163,8 @@ struct ContextFields {
   // fp64 [1] each: the sum of cross-entropy over valid labels, not yet scaled, and the sum of the micro-batches' auxiliary
   // losses, each times its aux_loss_scale (a router's; the dense model has none).
   Tensor loss_sum, aux_loss_sum;
-  // fp64 [L, 2 E] of a model with experts: for each layer and expert the choices of the tokens that were here in this step, and
-  // the sum of their probabilities.
+  // fp64 [L, 3 E] of a model with experts: for each layer and expert the choices of the tokens that were here in this step, the
+  // sum of their probabilities, both without padding, and the rows that were sent there: all choices that were not dropped.
   Tensor router_load;
   RouteLog* routes = nullptr;  // sees, or replays, every choice
   WeightGrads* weight_grads = nullptr;

@@ -18,31 +18,45 @@ std::vector<std::int64_t> integers(const Tensor& t, Stream& stream) {
 
 Tensor RouteLog::pass(const Context& ctx, const ResidualRows& here, std::int64_t layer, const Tensor& own) {
   const std::int64_t rows = own.dim(0), k = own.dim(1);
-  if (mode_ == Mode::kRecord && ctx.recomputing) return own;
   const std::vector<std::int64_t> sample = integers(here.sample, ctx.stream), order = integers(here.order, ctx.stream);
   std::vector<double> choices = own.to_doubles(ctx.stream);
   for (std::int64_t r = 0; r < rows; ++r) {
-    const std::pair key{layer, sample[static_cast<std::size_t>(r)]};
-    const std::int64_t token = order[static_cast<std::size_t>(r)];
-    if (mode_ == Mode::kRecord) routes_.chosen[key].resize(static_cast<std::size_t>(routes_.seq * k));
-    const auto found = routes_.chosen.find(key);
-    if (found == routes_.chosen.end() && mode_ == Mode::kReplayWhereKnown) continue;
-    if (found == routes_.chosen.end())
-      throw InputError("the replayed routing has no choices for sample " + std::to_string(key.second) + " in layer " +
-                       std::to_string(layer));
+    const std::int64_t of_sample = sample[static_cast<std::size_t>(r)], token = order[static_cast<std::size_t>(r)];
+    std::vector<std::int32_t>& known = routes_.chosen[{layer, of_sample}];
+    known.resize(static_cast<std::size_t>(routes_.seq * k), -1);
     for (std::int64_t j = 0; j < k; ++j) {
-      std::int32_t& kept = found->second.at(static_cast<std::size_t>(token * k + j));
+      std::int32_t& kept = known.at(static_cast<std::size_t>(token * k + j));
       double& choice = choices[static_cast<std::size_t>(r * k + j)];
-      if (mode_ == Mode::kRecord) {
-        kept = static_cast<std::int32_t>(choice);
-      } else {
-        choice = kept;
-      }
+      if (kept < 0 && mode_ == Mode::kReplay)
+        throw InputError("the replayed routing has no choices for token " + std::to_string(token) + " of sample " +
+                         std::to_string(of_sample) + " in layer " + std::to_string(layer) +
+                         "; give one that covers all steps, or fewer --steps");
+      if (kept < 0) kept = static_cast<std::int32_t>(choice);
+      choice = kept;
     }
   }
-  if (mode_ == Mode::kRecord) return own;
   return Tensor::from_host(HostTensor::from_doubles(choices, {rows, k}, Dtype::kInt32), Dtype::kInt32,
                            MemoryCategory::kActivations, ctx.stream);
+}
+
+void Routes::merge(const Routes& other) {
+  for (const auto& [key, choices] : other.chosen) {
+    std::vector<std::int32_t>& known = chosen[key];
+    known.resize(choices.size(), -1);
+    for (std::size_t i = 0; i < choices.size(); ++i)
+      if (known[i] < 0) known[i] = choices[i];
+  }
+}
+
+std::int64_t Routes::differences(const Routes& other) const {
+  std::int64_t n = 0;
+  for (const auto& [key, choices] : chosen) {
+    const auto found = other.chosen.find(key);
+    if (found == other.chosen.end()) continue;
+    for (std::size_t i = 0; i < choices.size(); ++i)
+      n += choices[i] >= 0 && found->second[i] >= 0 && choices[i] != found->second[i] ? 1 : 0;
+  }
+  return n;
 }
 
 // All in int32: seq, k, then for each entry its layer, its sample and its choices.

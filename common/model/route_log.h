@@ -16,7 +16,14 @@ namespace ref5d {
 // For each layer and global sample: int32 [S, k].
 struct Routes {
   std::int64_t seq = 0, top_k = 0;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int32_t>> chosen;  // by layer and sample
+  // By layer and sample; -1 for tokens of which nothing is known.
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int32_t>> chosen;
+
+  // Adds what the other knows.
+  void merge(const Routes& other);
+
+  // Of the choices that both know, those that differ.
+  [[nodiscard]] std::int64_t differences(const Routes& other) const;
 
   // Between hosts.
   [[nodiscard]] std::vector<std::byte> to_bytes() const;
@@ -25,11 +32,12 @@ struct Routes {
 
 class RouteLog {
  public:
-  enum class Mode { kRecord, kReplay, kReplayWhereKnown };
+  // kKeep: tokens use what is known of them; of the others their own choices are kept. kReplay: the others are an error.
+  enum class Mode { kKeep, kReplay };
   // `routes` must outlive this.
   RouteLog(Routes& routes, Mode mode) : routes_(routes), mode_(mode) {}
-  // The choices [R, k] that these rows are to use: `own`, which are kept, or those that were kept. For a token that
-  // has none InputError, or its own.
+  // The choices [R, k] that these rows are to use, of which the router would choose `own`. InputError under kReplay for a token
+  // of which none are known.
   [[nodiscard]] Tensor pass(const Context& ctx, const ResidualRows& rows, std::int64_t layer, const Tensor& own);
 
  private:

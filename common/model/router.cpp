@@ -7,6 +7,16 @@
 
 namespace ref5d {
 
+namespace {
+
+// to [E] += the choices of each expert in load [D, 2, E], or of both halves: to [2 E].
+void add_up(Context& ctx, const Tensor& to, const Tensor& load) {
+  const std::int64_t sequences = load.dim(0), both = 2 * load.dim(2);
+  bias_backward(ctx.stream, to, load.view({sequences, both}).columns(0, to.numel()), true);
+}
+
+}  // namespace
+
 Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
   const auto ints = [&](const Shape& shape) {
     return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
@@ -44,8 +54,23 @@ Routing Router::route(Context& ctx, const Tensor& x, Saved& saved) {
   saved.push("router", Kept{logits, scores, chosen, balance_gradient});
   ctx.see_sub("sub", layer_, "router_scores", scores);
   ctx.see_sub("sub", layer_, "experts", chosen);
-  if (moe_.capacity_factor == 0) return {chosen, weights};
-  return {scope->within_capacity(ctx, chosen, experts, moe_.capacity(ctx.batch->balance.all_tokens)), weights};
+  Tensor kept = chosen;
+  if (moe_.capacity_factor != 0)
+    kept = scope->within_capacity(ctx, chosen, experts, moe_.capacity(ctx.batch->balance.all_tokens));
+  count_sent(ctx, scores, kept);
+  return {kept, weights};
+}
+
+Tensor Router::load_row(const Context& ctx) const {
+  return ctx.router_load.rows(layer_, layer_ + 1).view({3 * moe_.experts});
+}
+
+void Router::count_sent(Context& ctx, const Tensor& scores, const Tensor& kept) const {
+  if (ctx.recomputing || !ctx.router_load) return;
+  const Tensor load = Tensor::empty({1, 2, moe_.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, ctx.stream);
+  const Tensor one = Tensor::zeros({kept.dim(0)}, Dtype::kInt32, MemoryCategory::kWorkspace, ctx.stream);
+  router_load(ctx.stream, load, scores, kept, one, moe_.score);
+  add_up(ctx, load_row(ctx).rows(2 * moe_.experts, 3 * moe_.experts), load);
 }
 
 // The z-loss is a mean over the micro-batch's tokens.
@@ -64,9 +89,7 @@ Tensor Router::losses(Context& ctx, const Tensor& logits, const Tensor& scores, 
   };
   const Tensor sums = fp64({n + 1}), load = sums.rows(0, n), z = sums.rows(n, n + 1);
   router_load(ctx.stream, load.view({sequences, 2, experts}), scores, chosen, scope->rows(b).sequence, moe_.score);
-  if (!ctx.recomputing && ctx.router_load)
-    bias_backward(ctx.stream, ctx.router_load.rows(layer_, layer_ + 1).view({2 * experts}), load.view({sequences, 2 * experts}),
-                  true);
+  if (!ctx.recomputing && ctx.router_load) add_up(ctx, load_row(ctx).rows(0, 2 * experts), load.view({sequences, 2, experts}));
   if (moe_.aux_coefficient == 0 && moe_.z_coefficient == 0) return {};
 
   router_z_sum(ctx.stream, z, logits);

@@ -55,6 +55,8 @@ class Router {
   };
   [[nodiscard]] Tensor losses(Context& ctx, const Tensor& logits, const Tensor& scores, const Tensor& chosen);
   [[nodiscard]] double z_scale(const Context& ctx) const;
+  [[nodiscard]] Tensor load_row(const Context& ctx) const;
+  void count_sent(Context& ctx, const Tensor& scores, const Tensor& kept) const;
 
   MoeConfig moe_;
   std::int64_t layer_;

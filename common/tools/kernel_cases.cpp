@@ -53,6 +53,7 @@ std::vector<KernelCase> kernel_cases(CaseSize size) {
   add_attention_cases(list, size);
   add_router_cases(list, size);
   add_expert_cases(list, size);
+  add_moe_part_cases(list, size);
   return list;
 }
 

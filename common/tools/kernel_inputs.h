@@ -47,7 +47,8 @@ void add_elementwise_cases(CaseList& list, CaseSize size);  // sums, casts, acti
 void add_gemm_cases(CaseList& list, CaseSize size);
 void add_attention_cases(CaseList& list, CaseSize size);
 void add_router_cases(CaseList& list, CaseSize size);
-void add_expert_cases(CaseList& list, CaseSize size);  // rows of a mixture of experts
+void add_expert_cases(CaseList& list, CaseSize size);    // rows of a mixture of experts
+void add_moe_part_cases(CaseList& list, CaseSize size);  // what else is around its experts
 
 // A case in each floating-point dtype.
 void add_case(CaseList& list, const std::string& name, const std::function<PreparedCase(CaseInputs&)>& prepare);

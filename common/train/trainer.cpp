@@ -44,7 +44,7 @@ Trainer::Trainer(const TrainerOptions& options, const Dataset& data)
   context_.routes = options.routes;
   const GptConfig& c = options.model;
   if (c.has_experts())
-    context_.router_load = Tensor::zeros({c.layers, 2 * c.moe.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
+    context_.router_load = Tensor::zeros({c.layers, 3 * c.moe.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, stream_);
 }
 
 void Trainer::accumulate() {
@@ -73,7 +73,7 @@ void Trainer::move_correction_biases() {
   for (std::size_t layer = 0; layer < biases.size(); ++layer) {
     if (biases[layer]->weight.numel() == 0) continue;  // another stage's
     const auto row = static_cast<std::int64_t>(layer);
-    const Tensor counts = load.rows(row, row + 1).view({2 * experts}).rows(0, experts);
+    const Tensor counts = load.rows(row, row + 1).view({3 * experts}).rows(0, experts);
     move_correction_bias(stream_, biases[layer]->weight, counts, options_.model.moe.bias_speed);
   }
 }

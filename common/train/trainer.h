@@ -41,7 +41,7 @@ struct TrainerOptions {
   std::function<void(Gpt&, Context& ctx, Loader&, const GlobalBatch&)> accumulate;
   // Called after each optimizer step, with the new weights in place: hands them round.
   std::function<void(Gpt&, Context& ctx)> after_update;
-  // Adds up router_load [L, 2 E] over the ranks that had other tokens.
+  // Adds up router_load [L, 3 E] over the ranks that had other tokens.
   std::function<void(Stream&, const Tensor& load)> sum_router_load;
   // For gradients(), weights(), dumps and checkpoints.
   Gather gather;

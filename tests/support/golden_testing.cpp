@@ -152,9 +152,9 @@ Verdict check_golden(const GoldenCase& golden, Dtype dtype, const ApplyLayout& a
   // Near-ties between experts are decided by rounding: so the lower precisions use the choices of fp64, which are compared with
   // PyTorch's.
   Routes routes{golden.model.seq, golden.model.moe.top_k, {}};
-  RouteLog record(routes, RouteLog::Mode::kRecord), replay(routes, RouteLog::Mode::kReplay);
+  RouteLog keep(routes, RouteLog::Mode::kKeep), replay(routes, RouteLog::Mode::kReplay);
   const bool replays = !fp64 && golden.model.has_experts();
-  if (replays) (void)run_case(golden, Dtype::kFp64, golden.micro_batch, [&](TrainerOptions& o) { o.routes = &record; });
+  if (replays) (void)run_case(golden, Dtype::kFp64, golden.micro_batch, [&](TrainerOptions& o) { o.routes = &keep; });
   const auto with_routes = [&](const ApplyLayout& layout) {
     return [&, layout](TrainerOptions& o) {
       if (replays) o.routes = &replay;

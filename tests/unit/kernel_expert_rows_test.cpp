@@ -228,10 +228,12 @@ TEST(ExpertRowsKernel, SumSlotsAddsWeightedRowsInEveryDtype) {
 
 // bf16 numbers beyond 256 are even: 256 + 1 + 1 stays at 256 if every addition rounds, and so does the second sum if weights
 // or products do.
-TEST(ExpertRowsKernel, SumSlotsCarriesBf16InFp32AndRoundsOnce) {
+TEST(ExpertRowsKernel, SumSlotsAndItsBackwardCarryBf16InFp32AndRoundOnce) {
   const Choice c{1, 1, 3, {0, 0, 0}};
   EXPECT_EQ(summed(c, {256, 1, 1}, {}, 1, Dtype::kBf16), Values{258});
-  EXPECT_EQ(summed(c, {1, 1, 1}, {256.75, 0.5, 0.75}, 1, Dtype::kBf16), Values{258});
+  EXPECT_EQ(summed(c, {1, 1, 1}, {256.75, 0.25, 0.25}, 1, Dtype::kBf16), Values{258});
+  // 257 is no bf16, nor is 385.5, between 384 and 386.
+  EXPECT_EQ(summed_backward({1, 1, 1, {0}}, {1.5}, {257}, 1, Dtype::kBf16), Values{386});
 }
 
 // In slot order: the large numbers cancel before or after the small one is lost.
@@ -575,6 +577,11 @@ TEST(ExpertRowsKernel, WrongRowsAndWeightsAreRefused) {
     EXPECT_THROW(sum_slots_backward(stream(), rows, x, order, wrong), std::logic_error);
     EXPECT_THROW(slot_weights_backward(stream(), wrong, x, rows, place), std::logic_error);
   }
+  const Tensor apart = poisoned({3, 9}, kBf16).columns(0, 5);  // of x's shape
+  EXPECT_THROW(take_slots(stream(), rows, apart, order, 2), std::logic_error);
+  EXPECT_THROW(sum_slots(stream(), apart, rows, place, weights), std::logic_error);
+  EXPECT_THROW(sum_slots_backward(stream(), rows, apart, order, weights), std::logic_error);
+  EXPECT_THROW(slot_weights_backward(stream(), weights, apart, rows, place), std::logic_error);
   EXPECT_THROW(sum_slots_backward(stream(), rows, x, order, Tensor()), std::logic_error);
   EXPECT_THROW(slot_weights_backward(stream(), Tensor(), x, rows, place), std::logic_error);
 }

@@ -313,7 +313,7 @@ FixedChoice fixed_choice(std::int64_t rows, std::int64_t experts, std::int64_t k
   FixedChoice f{rows, experts, k, kind, renormalise, scale, random_choices(rows, experts, k, 7), {}, {}, {}};
   f.lengths.resize(static_cast<std::size_t>(sequences));
   for (std::int64_t r = 0; r < rows; ++r) {  // neither neighbours nor equally long
-    f.sequence.push_back(static_cast<std::int32_t>(r * r % sequences));
+    f.sequence.push_back(static_cast<std::int32_t>((r + r / 3) % sequences));
     ++f.lengths[static_cast<std::size_t>(f.sequence.back())];
   }
   f.dweights = random_values(rows * k, 8);

@@ -1,0 +1,19 @@
+#include "06_expert_parallel/experiments.h"
+
+#include "common/app/experiment_list.h"
+
+namespace ref5d::expert_parallel {
+
+namespace {
+
+constexpr ExperimentEntry<Experiment> kExperiments[] = {
+    {"numbers", numbers_experiment},
+};
+
+}  // namespace
+
+std::vector<std::string> experiment_names() { return names_of(kExperiments); }
+
+void run_experiments(const std::string& name, Experiment& experiment) { run_named(kExperiments, name, experiment); }
+
+}  // namespace ref5d::expert_parallel

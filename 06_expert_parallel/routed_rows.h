@@ -1,0 +1,41 @@
+// How many rows have to travel, from nothing but the choices of the tokens and the layout: every token is put on its rank, every
+// choice on its expert's, and what is not the same rank is counted. No dispatcher takes part in it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "04_seq_context_parallel/sequence_layout.h"
+#include "06_expert_parallel/expert_axis.h"
+#include "common/model/config.h"
+#include "common/model/route_log.h"
+
+namespace ref5d::expert_parallel {
+
+// Where the tokens of a run are.
+struct TokenLayout {
+  MoeConfig moe;
+  std::int64_t layers = 0, seq = 0, micro_batch = 0, global_batch = 0;
+  int dp = 1, ep = 1, tp = 1;
+  bool expert_tp = false;
+  context_parallel::SequenceLayout sequences;  // over cp
+  std::vector<NodeRanks> nodes;                // along ep, of --dispatcher hierarchical
+};
+
+// Rows, summed over all ranks, layers and samples in the routes.
+struct RoutedRows {
+  std::int64_t routed = 0;        // choices of all tokens
+  std::int64_t kept = 0;          // that were not dropped
+  std::int64_t leaving = 0;       // of these, to another rank, with padding: what alltoall moves in each of the four ways
+  std::int64_t between_nodes = 0; // hierarchical: copies to the rank of another node,
+  std::int64_t inside_nodes = 0;  // and rows from there to another rank of the node
+  std::int64_t other_nodes = 0;   // choices of experts on other nodes: what alltoall moves between nodes
+  std::int64_t held = 0;          // rows x ranks that route them: R of each rank
+  std::int64_t trips = 0;         // of a rank's micro-batch through a layer
+  std::int64_t padded = 0;        // rows that experts compute with MoeConfig::pad_to_capacity
+  std::vector<std::int64_t> of_expert;  // [L x E] kept
+  std::vector<std::int64_t> of_rank;    // [ep] kept rows that a rank's experts compute
+};
+[[nodiscard]] RoutedRows count_rows(const Routes& routes, const TokenLayout& layout);
+
+}  // namespace ref5d::expert_parallel
