@@ -130,6 +130,7 @@ Layout layout_of(const Options& o, const Gpt& gpt, const StrategyOptions& s, con
   for (const FlatGroup& g : l.groups) sizes.push_back({.members = {}, .numel = g.numel, .ranks = g.ranks, .expert = g.expert});
   l.groups = FlatGroups(std::move(sizes));
   l.parameters = l.groups.numel();
+  for (const Parameter* p : gpt.buffers()) l.buffer_bytes += p->local_numel() * l.wide_bytes;
   return l;
 }
 
@@ -197,6 +198,8 @@ RankMemory expected_memory(const Layout& l, const StrategyOptions& s, ByKind ran
     m.parameters = shards * l.weight_bytes;
     m.parameters_peak = m.parameters + most_whole_weights(l, s.prefetch) * l.weight_bytes;
   }
+  m.parameters += l.buffer_bytes;
+  m.parameters_peak += l.buffer_bytes;
   const std::int64_t updated = shards_optimizer(s) ? own : l.parameters;
   m.optimizer = 2 * l.wide_bytes * updated;
   if (l.masters) m.master = 4 * updated;

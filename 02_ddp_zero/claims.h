@@ -22,7 +22,8 @@ struct Layout {
   std::vector<std::size_t> across_stages;         // groups whose gradients stay whole over a step (Parameter::across_stages)
   // The units that backward goes through at a time: the whole model; of a pipeline each stage that is here.
   std::vector<Units> passes = {Units()};
-  std::int64_t parameters = 0;  // Psi
+  std::int64_t parameters = 0;    // Psi
+  std::int64_t buffer_bytes = 0;  // of what is no parameter and whole on every rank (Gpt::buffers)
   RanksOf ordinary, experts;    // the same but with expert parallelism
   [[nodiscard]] const RanksOf& ranks_of(bool expert) const { return expert ? experts : ordinary; }
   std::int64_t micro_batches = 1;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "03_tensor_parallel/experiments.h"
+#include "common/app/flag_scope.h"
 #include "common/app/parallel_program.h"
 #include "common/device/error.h"
 
@@ -26,11 +27,6 @@ void declare(CommandLine& line, Flags& flags) {
 }
 
 namespace {
-
-void expect_scope(const CommandLine& line, const char* flag, const std::string& here, bool means_something, const char* scope) {
-  if (!line.given(flag) || means_something) return;
-  throw InputError(fmt::format("{} means nothing with {}; it is for {}", line.as_given(flag), here, scope));
-}
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 
 #include "04_seq_context_parallel/experiments.h"
 #include "04_seq_context_parallel/sabotage.h"
+#include "common/app/flag_scope.h"
 #include "common/app/parallel_program.h"
 #include "common/device/error.h"
 
@@ -41,11 +42,6 @@ void declare(CommandLine& line, Flags& flags) {
 }
 
 namespace {
-
-void expect_scope(const CommandLine& line, const char* flag, const std::string& here, bool means_something, const char* scope) {
-  if (!line.given(flag) || means_something) return;
-  throw InputError(fmt::format("{} means nothing with {}; it is for {}", line.as_given(flag), here, scope));
-}
 
 void check_scopes(const CommandLine& line, const Flags& flags, std::int64_t cp, std::int64_t tp) {
   const Lesson& lesson = flags.lesson;

@@ -6,6 +6,7 @@
 #include "05_pipeline/experiments.h"
 #include "05_pipeline/sabotage.h"
 #include "05_pipeline/schedule_csv.h"
+#include "common/app/flag_scope.h"
 #include "common/app/parallel_program.h"
 #include "common/device/error.h"
 
@@ -90,11 +91,6 @@ void settle_schedule(const CommandLine& line, Options& options, Flags& flags, in
 
 namespace {
 
-void expect_scope(const CommandLine& line, const char* flag, const std::string& here, bool means_something, const char* scope) {
-  if (!line.given(flag) || means_something) return;
-  throw InputError(fmt::format("{} means nothing with {}; it is for {}", line.as_given(flag), here, scope));
-}
-
 void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& sizes) {
   const seq_context_parallel::Lesson& stage = flags.lesson.stage;
   const std::string experiment = "--experiment " + flags.experiment;
@@ -111,6 +107,8 @@ void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& 
   expect_scope(line, "--shard-size", "--strategy " + stage.strategy.kind, stage.strategy.kind == "hsdp", "--strategy hsdp");
 }
 
+}  // namespace
+
 // ZeRO-3 gathers weights for each pass of a micro-batch and lets go of them unit by unit. That is for one stage on a rank and
 // whole backwards. With more stages, or F&B, whose phases take turns, units of two stages would be there together; and the
 // second half of a split backward adds to gradients of weights that are gone.
@@ -123,6 +121,8 @@ void check_strategy(const Lesson& lesson) {
                   "does not keep to; use gpipe or 1f1b, or zero2",
                   strategy, schedule));
 }
+
+namespace {
 
 void settle_sabotage(const CommandLine& line, Options& options, Lesson& lesson, int ranks) {
   if (options.sabotage.empty()) return;

@@ -25,4 +25,7 @@ void settle_schedule(const CommandLine& line, Options& options, Flags& flags, in
 // the others, which would be ignored, for what does not work together, and for a sabotage that cannot show.
 void settle(const CommandLine& line, Options& options, Flags& flags, int ranks);
 
+// InputError for a strategy that does not work with the schedule.
+void check_strategy(const Lesson& lesson);
+
 }  // namespace ref5d::pipeline

@@ -53,16 +53,6 @@ int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
               : static_cast<int>(mesh.size(data_parallel::gradient_axes(mesh)));
 }
 
-// All stages must clip by one factor, so all ranks must have found the same norm, to the last bit (pitfall T2).
-void check_norms(Verdict& verdict, const LayoutRun& run, const Mesh& mesh) {
-  std::vector<double> norms;
-  for (const StepResult& step : run.record.steps) norms.push_back(step.grad_norm);
-  const auto* begin = reinterpret_cast<const std::byte*>(norms.data());
-  const std::vector<Bytes> all = gather_on_host(mesh.everyone(), Bytes(begin, begin + norms.size() * sizeof(double)));
-  const auto others = std::count_if(all.begin(), all.end(), [&](const Bytes& b) { return b != all.front(); });
-  if (!all.empty()) verdict.add("grad norm/ranks that have another", "number", static_cast<double>(others), 0);
-}
-
 void check_memory(const Options& all, const Lesson& lesson, const Plan& plan, World& world, Mesh& mesh, int shard_size) {
   const int tp = mesh["tp"].size(), pp = mesh["pp"].rank();
   Gpt gpt(model_config(all));
@@ -138,7 +128,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   if (model.tied && l.plan->is_cut()) replicas.add(Gpt(model).embedding->tokens->name);
   const LayoutRun run = run_layout(options, l.single, l.settings, data, world, mesh, replicas);
   Verdict verdict = compare_with_baseline(options, run, world);
-  if (options.verify) check_norms(verdict, run, mesh);
+  if (options.verify) check_norms(verdict, run.record, mesh);
   Report report = report_layout("05_pipeline", options, model, run, verdict, world, mesh);
   describe(report.config, lesson, *l.plan, mesh, l.shard_size);
   const FlopsLedger& flops = run.record.flops_per_step;

@@ -101,6 +101,10 @@ class AllToAllTrip : public TokenTrip {
         at += std::accumulate(from.begin(), from.end(), std::int64_t{0});
       }
     }
+    if (to_.rows_by_sender) {
+      std::iota(by_expert.begin(), by_expert.end(), 0.0);
+      by_sender = by_expert;
+    }
     by_expert_ = index_of(by_expert, stream);
     by_sender_ = index_of(by_sender, stream);
   }
@@ -130,7 +134,8 @@ std::shared_ptr<TokenTrip> alltoall_trip(Context& ctx, const Tensor& x, const Ro
 std::shared_ptr<TokenTrip> AllToAllDispatcher::begin_dispatch(Context& ctx, const Tensor& x, const Routing& routing) {
   std::vector<Range> experts;
   for (int r = 0; r < axis_->size(); ++r) experts.push_back(axis_->experts_of(r));
-  return alltoall_trip(ctx, x, routing, {axis_->communicator(), axis_->stream(), experts}, moe_);
+  return alltoall_trip(ctx, x, routing, {axis_->communicator(), axis_->stream(), experts, axis_->faults().rows_by_sender},
+                       moe_);
 }
 
 }  // namespace ref5d::expert_parallel

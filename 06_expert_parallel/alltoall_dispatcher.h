@@ -18,7 +18,8 @@ namespace ref5d::expert_parallel {
 struct ExpertRanks {
   Communicator& ranks;
   Stream& stream;
-  std::vector<Range> experts;  // by rank, in ascending order
+  std::vector<Range> experts;   // by rank, in ascending order
+  bool rows_by_sender = false;  // a mistake to show
 };
 
 [[nodiscard]] std::shared_ptr<TokenTrip> alltoall_trip(Context& ctx, const Tensor& x, const Routing& routing,

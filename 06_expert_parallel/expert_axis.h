@@ -24,13 +24,12 @@ using tensor_parallel::Range;
 
 // Mistakes to show (--sabotage).
 struct Faults {
-  double expert_gradient_factor = 1;   // experts' gradients times the number of ranks that share them out (P47)
-  bool norm_without_experts = false;   // each rank's norm leaves out what other ranks' experts have (P19)
-  bool router_unsummed = false;        // tp: a rank keeps its own tokens' part of the router's gradient (P50)
-  bool aux_per_rank = false;           // each rank balances its own tokens (P48)
-  bool drop_by_rank = false;           // each rank fills an expert's capacity by its own order (P53)
-  bool weights_of_dropped = false;     // weights are renormalised over what capacity has left
-  bool load_counted_again = false;     // recomputation counts the load twice (P54)
+  bool router_unsummed = false;  // tp: a rank keeps its own rows' part of the router's gradient (P50)
+  bool aux_per_rank = false;     // each rank balances its own tokens (P48)
+  bool drop_by_rank = false;     // each rank fills an expert's capacity by its own order (P53)
+  bool rows_by_sender = false;   // experts take rows in the order in which they arrived
+  bool other_weights = false;    // a token's weights are renormalised where they should not be, or the reverse (P51)
+  bool own_load = false;         // correction biases follow the load of a rank's own tokens
 };
 
 struct ExpertParallelOptions {

@@ -134,6 +134,7 @@ std::shared_ptr<ExpertAxis> apply(TrainerOptions& settings, Mesh& mesh, const Ex
     for (const auto& block : gpt.blocks) join(moe_of(*block), moe, seams);
   };
   const bool other_rows_along_tp = tensor.axis && !options.expert_tp;
+  if (options.faults.own_load) return axis;
   settings.sum_router_load = [&mesh, other_rows_along_tp](Stream& stream, const Tensor& load) {
     const TrafficLedger::Phase phase(world().traffic(), "router load");
     mesh[data_parallel::gradient_axes(mesh)].all_reduce(stream, load);

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include "04_seq_context_parallel/context_parallel.h"
+#include "05_pipeline/flags.h"
 #include "06_expert_parallel/experiments.h"
 #include "06_expert_parallel/sabotage.h"
+#include "common/app/flag_scope.h"
 #include "common/app/parallel_program.h"
 #include "common/app/settings.h"
 #include "common/device/error.h"
@@ -58,10 +60,64 @@ void declare(CommandLine& line, Flags& flags) {
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
 
+namespace {
+
+// Without axes all ranks are along ep, but for two along what a sabotage needs.
+void choose_axes(Options& o, int ranks) {
+  if (!o.axes.empty()) return;
+  const bool planted = !o.sabotage.empty() && o.sabotage != "list";
+  const std::string axis = planted ? find_sabotage(o.sabotage).axis : "ep";
+  if (axis != "ep" && ranks % 2 == 0) {
+    o.axes[axis] = 2;
+    ranks /= 2;
+  }
+  o.axes["ep"] = ranks;
+}
+
+void settle_sabotage(const CommandLine& line, Options& o, Lesson& lesson, int ranks) {
+  if (o.sabotage.empty()) return;
+  if (!o.verify) throw InputError("--sabotage needs the checks that --no-verify leaves out; give one of them");
+  const Sabotage& sabotage = find_sabotage(o.sabotage);
+  const MeshSizes sizes = mesh_sizes(o, ranks);
+  const std::string axis = sabotage.axis;
+  if ((axis == "ep" ? sizes.ep : axis == "tp" ? sizes.tp : sizes.cp) == 1)
+    throw InputError(fmt::format("--sabotage {} needs two ranks along {}; start mpiexec -n 2 and leave the axes out", o.sabotage, axis));
+  lesson.sabotage = &sabotage;
+  sabotage.prepare(o, lesson, line);
+}
+
+void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& sizes, const GptConfig& model) {
+  const Lesson& lesson = flags.lesson;
+  const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
+  const auto of = [](const char* axis, std::int64_t size) { return fmt::format("--{} {}", axis, size); };
+  expect_scope(line, "--dispatcher", of("ep", sizes.ep), sizes.ep > 1, "several ranks along ep");
+  expect_scope(line, "--expert-tp", of("tp", sizes.tp), sizes.tp > 1, "several ranks along tp");
+  expect_scope(line, "--sp", of("tp", sizes.tp), sizes.tp > 1, "several ranks along tp");
+  expect_scope(line, "--sp-keep", "--sp left out", stage.sp, "--sp");
+  for (const char* flag : {"--cp-kind", "--cp-layout"})
+    expect_scope(line, flag, of("cp", sizes.cp), sizes.cp > 1, "several ranks along cp");
+  expect_scope(line, "--ulysses-size", "--cp-kind " + stage.context.kind, stage.context.kind == "ulysses", "--cp-kind ulysses");
+  for (const char* flag : {"--schedule", "--micro-batches", "--chunks"})
+    expect_scope(line, flag, of("pp", sizes.pp), sizes.pp > 1, "several ranks along pp");
+  expect_scope(line, "--chunks", "--schedule " + lesson.pipeline.schedule.name, lesson.pipeline.schedule.name == "interleaved",
+               "--schedule interleaved");
+  expect_scope(line, "--shard-size", "--strategy " + stage.strategy.kind, stage.strategy.kind == "hsdp", "--strategy hsdp");
+  expect_scope(line, "--aux-kind", "--aux-coef 0", model.moe.aux_coefficient > 0, "a balance loss");
+}
+
+void check_dispatcher(const Lesson& lesson, const MeshSizes& sizes, const GptConfig& model) {
+  const std::string& dispatcher = lesson.expert.dispatcher;
+  if (model.moe.pad_to_capacity && sizes.ep > 1 && dispatcher != "alltoall")
+    throw InputError(fmt::format("--pad-to-capacity is for --dispatcher alltoall, whose messages it makes equal; leave --dispatcher {} "
+                                 "or --pad-to-capacity out",
+                                 dispatcher));
+}
+
+}  // namespace
+
 void settle(const CommandLine& line, Options& options, Flags& flags, int ranks) {
-  (void)line;
   Lesson& lesson = flags.lesson;
-  if (options.axes.empty()) options.axes["ep"] = ranks;
+  choose_axes(options, ranks);
   seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
   stage.context.ulysses_size = static_cast<int>(flags.ulysses_size);
   stage.context.overlap = stage.tensor.overlap = lesson.expert.overlap = flags.overlap;
@@ -70,7 +126,16 @@ void settle(const CommandLine& line, Options& options, Flags& flags, int ranks) 
   schedule.ranks = static_cast<int>(mesh_sizes(options, ranks).pp);
   schedule.chunks = static_cast<int>(flags.chunks);
   schedule.micro_batches = static_cast<int>(flags.micro_batches == 0 ? 2 * schedule.ranks : flags.micro_batches);
+  lesson.routes = flags.route_replay;
   options.replay_routes = flags.route_replay != "own";
+  settle_sabotage(line, options, lesson, ranks);
+  const GptConfig model = model_config(options);
+  if (!model.has_experts())
+    throw InputError(fmt::format("--model {} has no experts to share out; use tiny-mixtral or tiny-deepseek", options.model));
+  const MeshSizes sizes = mesh_sizes(options, ranks);
+  check_scopes(line, flags, sizes, model);
+  check_dispatcher(lesson, sizes, model);
+  if (sizes.pp > 1) pipeline::check_strategy(lesson.pipeline);
 }
 
 }  // namespace ref5d::expert_parallel

@@ -106,7 +106,7 @@ class HierarchicalTrip : public TokenTrip {
     return received;
   }
   [[nodiscard]] ExpertRanks ranks_of_node() const {
-    ExpertRanks to{axis_->node(), axis_->stream(), {}};
+    ExpertRanks to{axis_->node(), axis_->stream(), {}, axis_->faults().rows_by_sender};
     const NodeRanks node = axis_->nodes()[static_cast<std::size_t>(axis_->node_of(axis_->rank()))];
     for (int r = node.begin; r < node.end; ++r) to.experts.push_back(axis_->experts_of(r));
     return to;

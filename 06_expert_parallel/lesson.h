@@ -16,6 +16,8 @@ struct Lesson {
   pipeline::Lesson pipeline;    // the schedule, how layers are cut, and the strategies of the ranks that share them
   std::string routes = "auto";  // what chooses: auto, own or a file (--route-replay)
   const Sabotage* sabotage = nullptr;
+
+  [[nodiscard]] bool routes_from_file() const { return routes != "auto" && routes != "own"; }
 };
 
 }  // namespace ref5d::expert_parallel

@@ -12,6 +12,9 @@
 #include "05_pipeline/run.h"
 #include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/expert_parallel.h"
+#include "06_expert_parallel/load.h"
+#include "06_expert_parallel/parts.h"
+#include "06_expert_parallel/route_file.h"
 #include "06_expert_parallel/sabotage.h"
 #include "common/app/cost_claims.h"
 #include "common/app/layout_run.h"
@@ -54,6 +57,66 @@ RankCounts count(const RunRecord& record, const GptConfig& model) {
   return counts;
 }
 
+// Of this rank, and so of the largest: the first places have the larger shares.
+void check_memory(const Layout& layout, const Parts& parts, const data_parallel::StrategyOptions& strategy, World& world,
+                  Mesh& mesh) {
+  const auto at = [&](const char* axis) { return static_cast<int>(mesh.coordinate(axis)); };
+  GptConfig part = layout.model;
+  part.vocab = tensor_parallel::share_of(part.vocab, layout.tokens.tp, at("tp")).size();
+  part.seq = layout.tokens.sequences.length(at("cp"));
+  data_parallel::check_memory(layout.options, part, parts.of({at("pp"), at("edp"), at("ep"), at("cp"), at("tp")}), strategy, world,
+                              ", more of them along --ep, --pp, --cp or --tp");
+}
+
+// Beside what lesson 03 knows of: routers, and experts that are whole on several ranks along tp.
+tensor_parallel::ReplicaCheck replica_check(const Layout& layout, const LayoutPlan& plan, const Lesson& lesson, Mesh& mesh) {
+  tensor_parallel::ReplicaCheck check(layout.model, mesh, lesson.pipeline.stage.strategy, plan.shard_size);
+  if (layout.model.tied && plan.plan && plan.plan->is_cut()) check.add(Gpt(layout.model).embedding->tokens->name);
+  if (layout.tokens.tp == 1) return check;
+  Gpt gpt(layout.model);
+  cut(gpt, {0, layout.model.moe.experts}, false, layout.tokens.expert_tp, layout.tokens.tp, 0);
+  for (const Parameter* p : gpt.parameters())
+    for (const Segment& s : p->placement.segments)
+      if (s.replicas > 1) check.add(p->name);
+  return check;
+}
+
+void describe(ValueList& config, const Lesson& lesson, const LayoutPlan& plan, Mesh& mesh) {
+  const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
+  set_value(config, "ranks", std::int64_t{mesh.everyone().size()});
+  if (mesh.size("ep") > 1) set_value(config, "dispatcher", lesson.expert.dispatcher);
+  if (mesh.size("tp") > 1) set_value(config, "expert-tp", lesson.expert.expert_tp);
+  set_value(config, "route-replay", lesson.routes);
+  set_value(config, "overlap", lesson.expert.overlap);
+  set_value(config, "strategy", stage.strategy.kind);
+  if (stage.strategy.kind == "hsdp") set_value(config, "shard-size", std::int64_t{plan.shard_size});
+  set_value(config, "sp", stage.sp);
+  if (stage.sp) set_value(config, "sp-keep", stage.sequence.keep);
+  if (mesh.size("cp") > 1) {
+    set_value(config, "cp-kind", stage.context.kind);
+    set_value(config, "cp-layout", stage.context.layout);
+  }
+  if (!plan.plan) return;
+  set_value(config, "schedule", lesson.pipeline.schedule.name);
+  set_value(config, "micro-batches", std::int64_t{plan.plan->schedule.micro_batches});
+  set_value(config, "stage-layers", fmt::format("{}", fmt::join(plan.plan->layers, ",")));
+}
+
+void print_head(const Options& o, const Lesson& lesson, const Layout& l, const LayoutPlan& plan, const Dataset& data) {
+  const MoeConfig& m = l.model.moe;
+  const std::string along_tp = l.tokens.tp == 1 ? "" : lesson.expert.expert_tp ? " (experts cut)" : " (whole experts)";
+  fmt::print("{}\n{} parameters, of which a token uses {} beside the embedding: {} experts, {} of them and {} shared for each token\n",
+             data.description(), l.model.parameter_count(), l.model.matmul_parameter_count(), m.experts, m.top_k, m.shared_experts);
+  fmt::print("pp {}{} x edp {} x ep {}{} ({}) x cp {} x tp {}{}{}, {}\n", l.pp,
+             plan.plan ? fmt::format(" ({})", lesson.pipeline.schedule.name) : "", l.edp, l.tokens.ep,
+             l.tokens.ep > 1 ? fmt::format(" ({})", lesson.expert.dispatcher) : "", lesson.pipeline.stage.strategy.kind, l.cp,
+             l.tokens.tp, along_tp, l.sp ? " with sequence parallelism" : "", dtype_name(o.dtype));
+  const std::int64_t micro_batches = plan.options.grad_accum;
+  fmt::print("{} micro-batch{} of {} sequences of {} for each of {} replicas\n", micro_batches, micro_batches == 1 ? "" : "es",
+             o.micro_batch, l.model.seq, l.tokens.dp);
+  if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
+}
+
 }  // namespace
 
 LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
@@ -68,6 +131,7 @@ LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& worl
   l.shard_size = shard_size_of(lesson, world, mesh);
   l.single = trainer_options(l.options, model, mesh["dp"].size(), mesh.everyone().size());
   l.settings = l.single;
+  if (lesson.expert.faults.other_weights) l.settings.model.moe.renormalise = !model.moe.renormalise;
   apply_all(l, lesson, mesh);
   return l;
 }
@@ -76,15 +140,31 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   const GptConfig model = model_config(options);
   const Dataset data(dataset_options(options, model));
   tensor_parallel::expect_cuttable(model, static_cast<int>(mesh.size("tp")));
-  const LayoutPlan l = plan_layout(options, lesson, world, mesh);
-  const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
-  tensor_parallel::ReplicaCheck replicas(model, mesh, stage.strategy, l.shard_size);
-  const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replicas);
-  Verdict verdict = compare_with_baseline(l.options, run, world);
-  Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
-  const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
+  Lesson planted = lesson;
+  if (lesson.sabotage != nullptr) lesson.sabotage->plant(planted, static_cast<int>(mesh.size("ep")));
+  LayoutPlan l = plan_layout(options, planted, world, mesh);
   const Layout layout = layout_of(l.options, lesson, mesh);
-  if (world.is_root() && options.verify) claim_routing(report, layout, run.routes, counts);
+  const data_parallel::StrategyOptions& strategy = lesson.pipeline.stage.strategy;
+  const Parts parts(layout, l, mesh, strategy);
+  check_memory(layout, parts, strategy, world, mesh);
+  if (!options.quiet && world.is_root()) print_head(options, lesson, layout, l, data);
+
+  Routes given;
+  RouteLog replay(given, RouteLog::Mode::kReplay);
+  if (lesson.routes_from_file()) {
+    given = read_routes(lesson.routes, model, l.single.global_batch * options.steps);
+    l.single.routes = l.settings.routes = &replay;
+  }
+  const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replica_check(layout, l, lesson, mesh));
+  Verdict verdict = compare_with_baseline(l.options, run, world);
+  if (options.verify) check_norms(verdict, run.record, mesh);
+  Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
+  describe(report.config, lesson, l, mesh);
+  report.experts = gather_load(run.record, model, lesson.expert.expert_tp, mesh);
+  const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
+  if (world.is_root() && options.verify)
+    claim_routing(report, layout, lesson.routes_from_file() ? given : run.routes, counts);
+  if (world.is_root()) parts.claim_costs(report);
   return report;
 }
 

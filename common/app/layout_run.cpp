@@ -86,6 +86,15 @@ Verdict compare_with_baseline(const Options& options, const LayoutRun& run, cons
   return verdict;
 }
 
+void check_norms(Verdict& verdict, const RunRecord& record, const Mesh& mesh) {
+  std::vector<double> norms;
+  for (const StepResult& step : record.steps) norms.push_back(step.grad_norm);
+  const auto* begin = reinterpret_cast<const std::byte*>(norms.data());
+  const std::vector<Bytes> all = gather_on_host(mesh.everyone(), Bytes(begin, begin + norms.size() * sizeof(double)));
+  const auto others = std::count_if(all.begin(), all.end(), [&](const Bytes& b) { return b != all.front(); });
+  if (!all.empty()) verdict.add("grad norm/ranks that have another", "number", static_cast<double>(others), 0);
+}
+
 Report report_layout(const std::string& program, const Options& options, const GptConfig& model, const LayoutRun& run,
                      const Verdict& verdict, World& world, const Mesh& mesh) {
   Report report = new_report(program, options, model);

@@ -38,6 +38,10 @@ struct LayoutRun {
 // The comparison with the baseline, and that of the replicas: on rank 0, nothing elsewhere or without --verify.
 [[nodiscard]] Verdict compare_with_baseline(const Options& options, const LayoutRun& run, const World& world);
 
+// That all ranks have found the same norm in every step, to the last bit: they must clip by one factor (pitfalls P19, T2). All
+// ranks call it.
+void check_norms(Verdict& verdict, const RunRecord& record, const Mesh& mesh);
+
 // The report with every rank's memory and traffic: rank 0's. All ranks call it.
 [[nodiscard]] Report report_layout(const std::string& program, const Options& options, const GptConfig& model,
                                    const LayoutRun& run, const Verdict& verdict, World& world, const Mesh& mesh);

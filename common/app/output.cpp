@@ -175,6 +175,7 @@ Report new_report(const std::string& program, const Options& options, const GptC
 void fill_report(Report& report, const Options& options, const GptConfig& model, const RunRecord& record,
                  const Verdict& verdict) {
   report.loss = record.losses();
+  report.aux_loss = record.aux_losses();
   report.checks = verdict.checks();
   report.claims = verdict.claims();
   for (std::size_t c = 0; c < record.peak_bytes.size(); ++c) {

@@ -57,11 +57,11 @@ struct TrainerOptions {
 
 struct StepResult {
   double loss = 0;       // cross-entropy per valid label of the global batch
-  double aux_loss = 0;   // of routers, per micro-batch
   double grad_norm = 0;  // before clipping
   double ms = 0;
   std::int64_t tokens = 0, valid_tokens = 0;
-  std::vector<double> router_load;  // Context::router_load: of the tokens that were here
+  double aux_loss = 0;                   // of routers, per micro-batch
+  std::vector<double> router_load = {};  // Context::router_load: of the tokens that were here
 };
 
 class Trainer {

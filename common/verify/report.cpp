@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/device/error.h"
 #include "common/verify/table.h"
@@ -62,6 +63,22 @@ std::string memory_table(const std::vector<MemoryRow>& memory) {
   return format_table(rows, "lrrrrrr");
 }
 
+// The layers of the last step.
+std::string expert_table(const std::vector<ExpertLoad>& experts) {
+  if (experts.empty()) return "";
+  const std::int64_t last = experts.back().step;
+  Rows rows{{fmt::format("experts in step {}", last + 1), "choices", "of the busiest", "of the idlest", "busiest / even", "dropped"}};
+  for (const ExpertLoad& l : experts) {
+    if (l.step != last) continue;
+    const auto [least, most] = std::minmax_element(l.choices.begin(), l.choices.end());
+    rows.push_back({fmt::format("layer {}", l.layer), grouped_digits(l.all_choices()),
+                    fmt::format("{} (expert {})", grouped_digits(*most), most - l.choices.begin()),
+                    fmt::format("{} (expert {})", grouped_digits(*least), least - l.choices.begin()),
+                    fmt::format("{:.2f}", l.imbalance()), fmt::format("{:.1f}%", 100 * l.dropped())});
+  }
+  return format_table(rows, "lrrrrr");
+}
+
 std::string timing_table(const std::map<std::string, double>& timing) {
   if (timing.empty()) return "";
   Rows rows{{"timing", "value"}};
@@ -71,10 +88,24 @@ std::string timing_table(const std::map<std::string, double>& timing) {
 
 }  // namespace
 
+std::int64_t ExpertLoad::all_choices() const { return std::accumulate(choices.begin(), choices.end(), std::int64_t{0}); }
+
+double ExpertLoad::imbalance() const {
+  const std::int64_t all = all_choices();
+  if (all == 0) return 1;
+  const auto busiest = static_cast<double>(*std::max_element(choices.begin(), choices.end()));
+  return busiest * static_cast<double>(choices.size()) / static_cast<double>(all);
+}
+
+double ExpertLoad::dropped() const {
+  return routed == 0 ? 0 : 1 - static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0})) / static_cast<double>(routed);
+}
+
 std::string Report::tables() const {
   std::string text;
   for (const std::string& table :
-       {checks_table(checks), claims_table(claims), traffic_table(traffic), memory_table(memory), timing_table(timing)}) {
+       {checks_table(checks), claims_table(claims), traffic_table(traffic), memory_table(memory), expert_table(experts),
+        timing_table(timing)}) {
     if (!table.empty()) text += (text.empty() ? "" : "\n") + table;
   }
   return text;

@@ -36,6 +36,19 @@ struct MemoryRow {
   std::int64_t peak_bytes = 0;     // of this category; categories peak at different times
 };
 
+// How the tokens of a step were shared out over the experts of a layer.
+struct ExpertLoad {
+  std::int64_t step = 0, layer = 0;   // from 0
+  std::int64_t routed = 0;            // choices of all tokens, padding's too
+  std::vector<std::int64_t> choices;  // of each expert, without padding's
+  std::vector<std::int64_t> rows;     // that it was sent: all choices that were not dropped
+  [[nodiscard]] std::int64_t all_choices() const;
+  // The busiest expert's choices in units of an even share: 1 if all have as many.
+  [[nodiscard]] double imbalance() const;
+  // The share of choices that were dropped.
+  [[nodiscard]] double dropped() const;
+};
+
 struct Report {
   std::string program;  // "02_ddp_zero"
   std::string version;
@@ -48,6 +61,7 @@ struct Report {
   std::vector<Check> checks;
   std::vector<TrafficRow> traffic;
   std::vector<MemoryRow> memory;
+  std::vector<ExpertLoad> experts;  // of a model with experts: of every layer in some steps, the first and the last among them
   std::map<std::string, double> timing;  // "step_ms", "tokens_per_s", "mfu", ...
   std::vector<Claim> claims;
   std::string sample;  // text that the trained model generated, for the terminal: not in the file

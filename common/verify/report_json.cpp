@@ -52,6 +52,16 @@ Json memory_to_json(const MemoryRow& m) {
       {{"rank", m.rank}, {"category", m.category}, {"current_bytes", m.current_bytes}, {"peak_bytes", m.peak_bytes}});
 }
 
+Json load_to_json(const ExpertLoad& l) {
+  return Json::object({{"step", l.step},
+                       {"layer", l.layer},
+                       {"routed", l.routed},
+                       {"choices", Json::array_of(l.choices)},
+                       {"rows", Json::array_of(l.rows)},
+                       {"imbalance", l.imbalance()},
+                       {"dropped", l.dropped()}});
+}
+
 Check check_from_json(const Json& j) {
   const Json* max_abs = j.find("max_abs");
   return {j.at("name").as_string(),      j.at("measure").as_string(), j.at("value").as_double(),
@@ -80,6 +90,13 @@ TrafficRow traffic_from_json(const Json& j) {
 
 MemoryRow memory_from_json(const Json& j) {
   return {j.at("rank").as_int(), j.at("category").as_string(), j.at("current_bytes").as_int(), j.at("peak_bytes").as_int()};
+}
+
+ExpertLoad load_from_json(const Json& j) {
+  ExpertLoad l{j.at("step").as_int(), j.at("layer").as_int(), j.at("routed").as_int(), {}, {}};
+  for (const Json& n : j.at("choices").items()) l.choices.push_back(n.as_int());
+  for (const Json& n : j.at("rows").items()) l.rows.push_back(n.as_int());
+  return l;
 }
 
 Value value_from_json(const std::string& key, const Json& j) {
@@ -127,6 +144,7 @@ Json Report::to_json() const {
                        {"checks", to_array(checks, check_to_json)},
                        {"traffic", to_array(traffic, traffic_to_json)},
                        {"memory", to_array(memory, memory_to_json)},
+                       {"experts", to_array(experts, load_to_json)},
                        {"timing", std::move(times)},
                        {"claims", to_array(claims, claim_to_json)}});
 }
@@ -144,6 +162,7 @@ Report Report::from_json(const Json& json, const std::string& what) try {
   r.checks = rows_from_json(json.at("checks"), check_from_json);
   r.traffic = rows_from_json(json.at("traffic"), traffic_from_json);
   r.memory = rows_from_json(json.at("memory"), memory_from_json);
+  if (const Json* loads = json.find("experts")) r.experts = rows_from_json(*loads, load_from_json);
   for (const auto& [key, value] : json.at("timing").members()) r.timing[key] = value.as_double();
   r.claims = rows_from_json(json.at("claims"), claim_from_json);
   return r;

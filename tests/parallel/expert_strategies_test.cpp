@@ -133,7 +133,7 @@ class ExpertStrategies : public ParallelTest {
   static std::string failed_claims(const Options& o, const Mesh& mesh, const StrategyCase& s, Report report) {
     const auto ranks = static_cast<int>(mesh.size(gradient_axes(mesh))), same = static_cast<int>(mesh.size(expert_axes(mesh)));
     const int shard = s.options.kind == "hsdp" ? s.shard_size : ranks;
-    std::vector<Layout> layouts;
+    std::vector<data_parallel::Layout> layouts;
     for (int ep = 0; ep < 2; ++ep) {
       const Gpt gpt(model_config(o));
       cut_experts(gpt, ep);

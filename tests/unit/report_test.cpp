@@ -29,6 +29,7 @@ Report example_report() {
   r.checks = {make_check("loss/step 1", "relative error", 1e-13, 1e-11), make_check("norm", "relative error", 0, 1e-11)};
   r.traffic = {{"dp", "all_reduce", "backward", 3, 4096, 6144, 12, 16384, 24576, true}};
   r.memory = {{0, "parameters", 1000, 1000}, {0, "activations", 0, 3 << 20}, {1, "parameters", 1000, 2000}};
+  r.experts = {{4, 1, 8, {6, 2}, {3, 2}}};
   r.timing = {{"step_ms", 41.25}, {"tokens_per_s", 12345}};
   r.claims = {make_claim("wire bytes", 6144, 6144, 0, "B", "ring bound")};
   return r;
@@ -59,7 +60,7 @@ TEST(ReportTest, HasTheFieldsOfTheSchemaInOrder) {
   const Json json = example_report().to_json();
   for (const auto& [key, value] : json.members()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"program", "version", "mode", "config", "mesh", "loss", "aux_loss", "baseline_loss",
-                                            "checks", "traffic", "memory", "timing", "claims"}));
+                                            "checks", "traffic", "memory", "experts", "timing", "claims"}));
   for (const char* key : {"name", "measure", "value", "tolerance", "pass"}) EXPECT_TRUE(json.at("checks").at(0).contains(key));
   for (const char* key : {"axis", "op", "phase", "calls", "payload_bytes", "wire_bytes"}) {
     EXPECT_TRUE(json.at("traffic").at(0).contains(key)) << key;
@@ -73,8 +74,8 @@ TEST(ReportTest, HasTheFieldsOfTheSchemaInOrder) {
 
 TEST(ReportTest, AnEmptyReportStillHasEveryField) {
   const Json json = Report{}.to_json();
-  EXPECT_EQ(json.members().size(), 13u);
-  for (const char* key : {"loss", "aux_loss", "baseline_loss", "checks", "traffic", "memory", "claims"}) {
+  EXPECT_EQ(json.members().size(), 14u);
+  for (const char* key : {"loss", "aux_loss", "baseline_loss", "checks", "traffic", "memory", "experts", "claims"}) {
     EXPECT_TRUE(json.at(key).is_array()) << key;
   }
   for (const char* key : {"config", "mesh", "timing"}) EXPECT_TRUE(json.at(key).is_object()) << key;
@@ -93,6 +94,9 @@ TEST_F(ReportFileTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(back.timing, r.timing);
   EXPECT_EQ(back.traffic[0].total_wire_bytes, 24576);
   EXPECT_EQ(back.memory[1].peak_bytes, 3 << 20);
+  EXPECT_EQ(back.experts[0].rows, (std::vector<std::int64_t>{3, 2}));
+  EXPECT_EQ(back.experts[0].imbalance(), 1.5);
+  EXPECT_EQ(back.experts[0].dropped(), 3.0 / 8);
   EXPECT_EQ(back.claims[0].note, "ring bound");
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) files += entry.exists() ? 1 : 0;

@@ -1,0 +1,59 @@
+#include "06_expert_parallel/load.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ref5d::expert_parallel {
+
+namespace {
+
+// Steps whose load is reported: all of a short run, else evenly spaced ones with both ends.
+std::vector<std::size_t> reported_steps(std::size_t steps) {
+  constexpr std::size_t kMost = 100;
+  std::vector<std::size_t> all;
+  for (std::size_t i = 0; i < std::min(steps, kMost); ++i) all.push_back(steps <= kMost ? i : i * (steps - 1) / (kMost - 1));
+  return all;
+}
+
+// What the routers of all ranks counted in these steps, [step][L x 3 E], on rank 0. Where tp cuts every expert, its ranks have
+// counted the same tokens.
+std::vector<std::vector<double>> sum_over_ranks(const RunRecord& record, bool counted_along_tp, Mesh& mesh) {
+  std::vector<double> mine;
+  for (const std::size_t s : reported_steps(record.steps.size()))
+    mine.insert(mine.end(), record.steps[s].router_load.begin(), record.steps[s].router_load.end());
+  if (counted_along_tp && mesh.coordinate("tp") > 0) mine.assign(mine.size(), 0);
+  const auto* begin = reinterpret_cast<const std::byte*>(mine.data());
+  std::vector<std::vector<double>> sums(reported_steps(record.steps.size()).size());
+  for (const Bytes& bytes : gather_on_host(mesh.everyone(), Bytes(begin, begin + mine.size() * sizeof(double)))) {
+    std::vector<double> theirs(bytes.size() / sizeof(double));
+    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    const std::size_t of_step = sums.empty() ? 0 : theirs.size() / sums.size();
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      std::vector<double>& sum = sums[i / of_step];
+      sum.resize(of_step);
+      sum[i % of_step] += theirs[i];
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+std::vector<ExpertLoad> gather_load(const RunRecord& record, const GptConfig& model, bool counted_along_tp, Mesh& mesh) {
+  const std::vector<std::vector<double>> sums = sum_over_ranks(record, counted_along_tp, mesh);
+  const std::vector<std::size_t> steps = reported_steps(record.steps.size());
+  const std::int64_t experts = model.moe.experts;
+  std::vector<ExpertLoad> loads;
+  for (std::size_t s = 0; s < sums.size(); ++s) {
+    for (std::int64_t layer = 0; layer < model.layers && !sums[s].empty(); ++layer) {
+      ExpertLoad l{static_cast<std::int64_t>(steps[s]), layer, record.steps[steps[s]].tokens * model.moe.top_k, {}, {}};
+      const auto at = sums[s].begin() + layer * 3 * experts;
+      l.choices.assign(at, at + experts);
+      l.rows.assign(at + 2 * experts, at + 3 * experts);
+      loads.push_back(std::move(l));
+    }
+  }
+  return loads;
+}
+
+}  // namespace ref5d::expert_parallel

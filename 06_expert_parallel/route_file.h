@@ -1,0 +1,16 @@
+// A routing from a file (--route-replay FILE), of this suite or of another framework that is compared with it.
+#pragma once
+
+#include <string>
+
+#include "common/model/config.h"
+#include "common/model/route_log.h"
+
+namespace ref5d::expert_parallel {
+
+// The tensors sub/I/experts of a safetensors file, one for each layer I: integers [samples, S, k], as --dump-level full writes
+// them of the first step. Those of `samples` samples, from the first. InputError if they are not there, have another shape, or
+// name experts that the model has not, or one twice for a token.
+[[nodiscard]] Routes read_routes(const std::string& path, const GptConfig& model, std::int64_t samples);
+
+}  // namespace ref5d::expert_parallel
