@@ -271,7 +271,8 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
   }
   std::int64_t everything = 0;  // under whatever phase
   for (const TrafficRow& row : report.traffic)
-    if (is_data_parallel(row.axis) && row.phase != "loss" && row.phase != "norm") everything += row.total_wire_bytes;
+    if (is_data_parallel(row.axis) && row.phase != "loss" && row.phase != "norm" && row.phase != "router load")
+      everything += row.total_wire_bytes;
   claim_bytes(report, axis + "sent in all steps by all ranks, but for loss and norm", steps * expected.total(), everything);
   const Layout& l = layouts.front();
   if (layouts.size() > 1 || l.ordinary.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.ordinary.replicas() > 1) return;

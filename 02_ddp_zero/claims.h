@@ -24,7 +24,7 @@ struct Layout {
   std::vector<Units> passes = {Units()};
   std::int64_t parameters = 0;    // Psi
   std::int64_t buffer_bytes = 0;  // of what is no parameter and whole on every rank (Gpt::buffers)
-  RanksOf ordinary, experts;    // the same but with expert parallelism
+  RanksOf ordinary, experts;      // the same but with expert parallelism
   [[nodiscard]] const RanksOf& ranks_of(bool expert) const { return expert ? experts : ordinary; }
   std::int64_t micro_batches = 1;
   std::int64_t weight_bytes = 4, reduce_bytes = 4, sum_bytes = 4, wide_bytes = 4;  // of an element

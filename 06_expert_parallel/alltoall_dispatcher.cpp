@@ -41,8 +41,8 @@ class AllToAllTrip : public TokenTrip {
       : to_(std::move(to)), weights_(routing.weights), slots_(sort_by_expert(ctx, routing.chosen, moe)) {
     const std::vector<Counts> received = exchange_counts(ctx, to_, slots_);
     for (const Range& share : to_.experts)
-      counts_.sent.push_back(std::accumulate(slots_.counts.begin() + share.begin, slots_.counts.begin() + share.end,
-                                             std::int64_t{0}));
+      counts_.sent.push_back(
+          std::accumulate(slots_.counts.begin() + share.begin, slots_.counts.begin() + share.end, std::int64_t{0}));
     for (const Counts& from : received) counts_.received.push_back(std::accumulate(from.begin(), from.end(), std::int64_t{0}));
     group_by_expert(received, ctx.stream);
     const Tensor rows = ctx.activation({slots_.order.numel(), x.dim(1)});
@@ -92,7 +92,8 @@ class AllToAllTrip : public TokenTrip {
     for (std::size_t e = 0; e < of_expert_.size(); ++e) {
       std::int64_t at = 0;  // of the sender's rows for this expert among all that have arrived
       for (const Counts& from : received) {
-        const std::int64_t begin = at + std::accumulate(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(e), std::int64_t{0});
+        const std::int64_t begin =
+            at + std::accumulate(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(e), std::int64_t{0});
         for (std::int64_t i = begin; i < begin + from[e]; ++i) {
           by_sender[static_cast<std::size_t>(i)] = static_cast<double>(by_expert.size());
           by_expert.push_back(static_cast<double>(i));
@@ -118,8 +119,8 @@ class AllToAllTrip : public TokenTrip {
   Tensor weights_;
   SortedSlots slots_;
   RowCounts counts_;
-  Counts of_expert_;               // rows of each expert that is here
-  Tensor by_expert_, by_sender_;   // received rows in the one order and back
+  Counts of_expert_;              // rows of each expert that is here
+  Tensor by_expert_, by_sender_;  // received rows in the one order and back
   Exchange under_way_;
   Tensor outputs_, dweights_;
 };

@@ -25,7 +25,7 @@ Layout layout_of(const Options& options, const Lesson& lesson, Mesh& mesh) {
   l.tokens.tp = size("tp");
   l.tokens.expert_tp = lesson.expert.expert_tp;
   l.tokens.sequences = context_parallel::make_layout(lesson.pipeline.stage.context.layout, l.model.seq, l.cp);
-  if (lesson.expert.dispatcher == "hierarchical") l.tokens.nodes = ExpertAxis(mesh, lesson.expert, l.model.moe.experts).nodes();
+  if (lesson.expert.dispatcher == "hierarchical") l.tokens.nodes = nodes_along(mesh["ep"]);
   return l;
 }
 
@@ -130,8 +130,8 @@ void claim_flops(Report& report, const Layout& l, const Routes& routes, const st
   if (l.model.moe.pad_to_capacity) expected = rows.padded;
   std::int64_t measured = 0;
   for (const RankCounts& c : counts) measured += c.expert_flops;
-  claim_equal(report, "flops of routed experts in the first step, all ranks", expected * passes * 3 * 2 * l.model.hidden * l.model.ffn,
-              measured, "");
+  claim_equal(report, "flops of routed experts in the first step, all ranks",
+              expected * passes * 3 * 2 * l.model.hidden * l.model.ffn, measured, "");
 }
 
 }  // namespace

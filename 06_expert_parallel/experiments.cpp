@@ -7,7 +7,8 @@ namespace ref5d::expert_parallel {
 namespace {
 
 constexpr ExperimentEntry<Experiment> kExperiments[] = {
-    {"numbers", numbers_experiment},
+    {"numbers", numbers_experiment},   {"hot-expert", hot_expert_experiment}, {"ways", ways_experiment},
+    {"capacity", capacity_experiment}, {"overlap", overlap_experiment, true}, {"repeat", repeat_experiment},
 };
 
 }  // namespace

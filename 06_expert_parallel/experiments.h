@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "06_expert_parallel/run.h"
+#include "common/device/timeline.h"
 
 namespace ref5d::expert_parallel {
 
@@ -12,6 +13,7 @@ namespace ref5d::expert_parallel {
 struct Experiment {
   const Options& options;
   const Lesson& lesson;
+  Link link;  // of virtual time
   World& world;
   Mesh& mesh;
   Report& report;
@@ -25,5 +27,15 @@ void run_experiments(const std::string& name, Experiment& experiment);
 
 // The arithmetic of large models: parameters in all and those that a token uses, and where experts and tokens go.
 void numbers_experiment(Experiment& e);
+// A router that sends 80% of the tokens to one expert: work and memory of the busiest rank, before and after each cure.
+void hot_expert_experiment(Experiment& e);
+// The dispatchers, with experts anywhere and on one node, and tensor parallelism inside experts: what they send.
+void ways_experiment(Experiment& e);
+// Capacity and its buffers of a fixed size, against no capacity.
+void capacity_experiment(Experiment& e);
+// What messages along ep hide behind, in virtual time.
+void overlap_experiment(Experiment& e);
+// 40 runs of the layout, whose weights must be the same bits.
+void repeat_experiment(Experiment& e);
 
 }  // namespace ref5d::expert_parallel

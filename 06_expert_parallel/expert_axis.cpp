@@ -19,8 +19,6 @@ int rank_of_expert(std::int64_t expert, std::int64_t experts, int ranks) {
 
 std::vector<std::string> dispatcher_names() { return {"alltoall", "hierarchical", "allgather"}; }
 
-namespace {
-
 std::vector<NodeRanks> nodes_along(const Communicator& ep) {
   std::vector<NodeRanks> nodes;
   std::vector<int> seen;
@@ -32,15 +30,14 @@ std::vector<NodeRanks> nodes_along(const Communicator& ep) {
     }
     if (std::find(seen.begin(), seen.end(), node) != seen.end())
       throw InputError(
-          "--dispatcher hierarchical needs the ranks of a node to be neighbours along --ep; start the ranks host by host, or use "
+          "--dispatcher hierarchical needs the ranks of a node to be neighbours along --ep; start the ranks host by host, or "
+          "use "
           "alltoall");
     seen.push_back(node);
     nodes.push_back({r, r + 1});
   }
   return nodes;
 }
-
-}  // namespace
 
 ExpertAxis::ExpertAxis(Mesh& mesh, const ExpertParallelOptions& options, std::int64_t experts)
     : options_(options), experts_(experts), communicator_(mesh["ep"]) {

@@ -34,8 +34,8 @@ struct Faults {
 
 struct ExpertParallelOptions {
   std::string dispatcher = "alltoall";  // alltoall | hierarchical | allgather
-  bool expert_tp = false;               // tp cuts every expert; else each rank along tp takes whole experts and some of the tokens
-  bool overlap = true;                  // shared experts on a stream of their own
+  bool expert_tp = false;  // tp cuts every expert; else each rank along tp takes whole experts and some of the tokens
+  bool overlap = true;     // shared experts on a stream of their own
   Faults faults;
 };
 
@@ -45,6 +45,9 @@ struct ExpertParallelOptions {
 struct NodeRanks {
   int begin, end;
 };
+
+// The nodes of the ranks along ep. InputError if those of a node are not next to each other.
+[[nodiscard]] std::vector<NodeRanks> nodes_along(const Communicator& ep);
 
 // Shared by all layers of one model on one rank.
 class ExpertAxis {

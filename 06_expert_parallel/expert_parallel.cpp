@@ -75,9 +75,10 @@ struct Seams {
   std::shared_ptr<Stream> shared_stream;  // of shared experts
 };
 
-std::unique_ptr<Region> dense_region(const TensorAxis& tensor) {
-  if (tensor.sequence) return sequence_parallel::make_region(tensor.axis, *tensor.sequence, "forward", "backward");
-  return std::make_unique<tensor_parallel::TensorParallelRegion>(tensor.axis, "forward", "backward");
+// Around matrices that are cut along tp.
+std::unique_ptr<Region> make_region(const TensorAxis& tensor, const char* forward_phase, const char* backward_phase) {
+  if (tensor.sequence) return sequence_parallel::make_region(tensor.axis, *tensor.sequence, forward_phase, backward_phase);
+  return std::make_unique<tensor_parallel::TensorParallelRegion>(tensor.axis, forward_phase, backward_phase);
 }
 
 void join(MoeMlp& moe, const MoeConfig& config, const Seams& seams) {
@@ -86,10 +87,11 @@ void join(MoeMlp& moe, const MoeConfig& config, const Seams& seams) {
   moe.dispatcher = make_dispatcher(seams.axis, config);
   moe.router.scope = std::make_unique<ReplicaScope>(seams.scope);
   if (moe.shared) moe.shared->stream = seams.shared_stream;
+  moe.shared_meanwhile = options.overlap;
   if (!tensor.axis) return;
   if (!options.faults.router_unsummed) sum_over_tp(*moe.router.weight, tensor.axis);
   if (options.expert_tp) {
-    moe.region = dense_region(tensor);
+    moe.region = make_region(tensor, "experts forward", "experts backward");
     return;
   }
   for (const Experts::Expert& e : moe.experts.all)
@@ -97,7 +99,7 @@ void join(MoeMlp& moe, const MoeConfig& config, const Seams& seams) {
       if ((*linear)->weight->uses > 0) sum_over_tp(*(*linear)->weight, tensor.axis);
   if (!tensor.sequence) moe.region = std::make_unique<RowShareRegion>(tensor.axis);
   moe.shared_inside = false;
-  if (moe.shared) moe.shared->mlp.region = dense_region(tensor);
+  if (moe.shared) moe.shared->mlp.region = make_region(tensor, "forward", "backward");
 }
 
 }  // namespace

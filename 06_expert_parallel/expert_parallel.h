@@ -1,8 +1,8 @@
 // Expert parallelism applied to a model: every rank of an axis has some of the experts of each layer.
 //
-//   dp = edp x ep: the ranks that share out the experts are data-parallel replicas of their own, each with its own samples. What
-//   is not an expert is on all of them. Tokens travel to the ranks of their experts and the results back; so the gradient of an
-//   expert has all ep ranks' tokens in it already, and is summed over edp (x cp) alone, divided by nothing (pitfall P47).
+//   dp = edp x ep: the ranks that share out the experts are data-parallel replicas of their own, each with its own samples.
+//   What is not an expert is on all of them. Tokens travel to the ranks of their experts and the results back; so the gradient
+//   of an expert has all ep ranks' tokens in it already, and is summed over edp (x cp) alone, divided by nothing (pitfall P47).
 //
 //            ep 0             ep 1                  gradients summed over
 //   edp 0    A  e0 e1         A  e2 e3              A: all four ranks (dp)

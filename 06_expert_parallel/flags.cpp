@@ -49,13 +49,17 @@ void declare(CommandLine& line, Flags& flags) {
   line.group("This lesson");
   ExpertParallelOptions& expert = flags.lesson.expert;
   line.add_choice("--dispatcher", expert.dispatcher, "how tokens get to their experts' ranks", dispatcher_names());
-  line.add_flag("--expert-tp", expert.expert_tp, "with --tp: cut every expert; else a rank has whole ones for some of the rows");
+  line.add_flag("--expert-tp", expert.expert_tp,
+                "with --tp: cut every expert; else a rank has whole ones for some of the rows");
   line.add_option("--route-replay", flags.route_replay,
                   "what chooses: a file's experts (sub/I/experts of a full dump), own: every run its own, auto: in fp32 and "
                   "bf16 the fp64 baseline's",
                   "auto|own|FILE");
-  line.add_switch("--overlap", flags.overlap, "communicate while computing; shared experts on a stream of their own");
+  line.add_switch("--overlap", flags.overlap, "communicate while computing; shared experts while tokens travel, on a stream of their own");
   line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
+  line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
+  line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of a message",
+                  {.min = 0, .max = 1e9});
   declare_others(line, flags);
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
@@ -81,7 +85,8 @@ void settle_sabotage(const CommandLine& line, Options& o, Lesson& lesson, int ra
   const MeshSizes sizes = mesh_sizes(o, ranks);
   const std::string axis = sabotage.axis;
   if ((axis == "ep" ? sizes.ep : axis == "tp" ? sizes.tp : sizes.cp) == 1)
-    throw InputError(fmt::format("--sabotage {} needs two ranks along {}; start mpiexec -n 2 and leave the axes out", o.sabotage, axis));
+    throw InputError(
+        fmt::format("--sabotage {} needs two ranks along {}; start mpiexec -n 2 and leave the axes out", o.sabotage, axis));
   lesson.sabotage = &sabotage;
   sabotage.prepare(o, lesson, line);
 }
@@ -102,15 +107,19 @@ void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& 
   expect_scope(line, "--chunks", "--schedule " + lesson.pipeline.schedule.name, lesson.pipeline.schedule.name == "interleaved",
                "--schedule interleaved");
   expect_scope(line, "--shard-size", "--strategy " + stage.strategy.kind, stage.strategy.kind == "hsdp", "--strategy hsdp");
+  for (const char* flag : {"--link-mbit", "--link-latency"})
+    expect_scope(line, flag, "--experiment " + flags.experiment, flags.experiment == "overlap" || flags.experiment == "all",
+                 "--experiment overlap");
   expect_scope(line, "--aux-kind", "--aux-coef 0", model.moe.aux_coefficient > 0, "a balance loss");
 }
 
 void check_dispatcher(const Lesson& lesson, const MeshSizes& sizes, const GptConfig& model) {
   const std::string& dispatcher = lesson.expert.dispatcher;
   if (model.moe.pad_to_capacity && sizes.ep > 1 && dispatcher != "alltoall")
-    throw InputError(fmt::format("--pad-to-capacity is for --dispatcher alltoall, whose messages it makes equal; leave --dispatcher {} "
-                                 "or --pad-to-capacity out",
-                                 dispatcher));
+    throw InputError(
+        fmt::format("--pad-to-capacity is for --dispatcher alltoall, whose messages it makes equal; leave --dispatcher {} "
+                    "or --pad-to-capacity out",
+                    dispatcher));
 }
 
 }  // namespace

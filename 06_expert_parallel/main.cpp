@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
     Report report = expert_parallel::run(options, flags.lesson, world, mesh);
     set_value(report.config, "experiment", flags.experiment);
-    Experiment given{options, flags.lesson, world, mesh, report};
+    Experiment given{options, flags.lesson, {flags.link_latency_us, flags.link_mbit / 8}, world, mesh, report};
     run_experiments(flags.experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });

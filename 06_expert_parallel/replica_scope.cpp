@@ -32,7 +32,8 @@ void ReplicaScope::sum(Context& ctx, const Tensor& x) const {
 // Every rank puts its choices at their tokens' places in the micro-batch, with zeros elsewhere; the sum over ranks has all of
 // them in order. So all ranks drop the same choices, and take their own again.
 Tensor ReplicaScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
-  if (setup_.others == nullptr || setup_.faults.drop_by_rank) return RouterScope::within_capacity(ctx, chosen, experts, capacity);
+  if (setup_.others == nullptr || setup_.faults.drop_by_rank)
+    return RouterScope::within_capacity(ctx, chosen, experts, capacity);
   const std::int64_t tokens = ctx.batch->balance.all_tokens, k = chosen.dim(1);
   const Tensor place = rows(*ctx.batch).place, row_of_place = ints(ctx, {tokens}), all = ints(ctx, {tokens, k});
   invert_order(ctx.stream, row_of_place, place);

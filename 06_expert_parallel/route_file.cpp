@@ -14,13 +14,15 @@ namespace {
 HostTensor read_layer(const SafetensorsFile& file, const GptConfig& model, std::int64_t layer, std::int64_t samples) {
   const std::string name = fmt::format("sub/{}/experts", layer);
   if (!file.contains(name))
-    throw InputError(fmt::format("--route-replay {} has no tensor {}; write one with --dump FILE --dump-level full", file.path(), name));
+    throw InputError(
+        fmt::format("--route-replay {} has no tensor {}; write one with --dump FILE --dump-level full", file.path(), name));
   HostTensor t = file.read(name);
   const bool fits = t.shape.size() == 3 && t.shape[0] >= samples && t.shape[1] == model.seq && t.shape[2] == model.moe.top_k;
   if (!fits)
-    throw InputError(fmt::format("--route-replay {}: {} has shape {}; the run needs [at least {}, {}, {}]: choices for every sample "
-                                 "of all steps",
-                                 file.path(), name, to_string(t.shape), samples, model.seq, model.moe.top_k));
+    throw InputError(
+        fmt::format("--route-replay {}: {} has shape {}; the run needs [at least {}, {}, {}]: choices for every sample "
+                    "of all steps",
+                    file.path(), name, to_string(t.shape), samples, model.seq, model.moe.top_k));
   return t;
 }
 

@@ -92,7 +92,7 @@ RoutedRows count_rows(const Routes& routes, const TokenLayout& l) {
   for (const auto& [key, chosen] : routes.chosen) {
     const auto [layer, sample] = key;
     const std::int64_t in_batch = sample % l.global_batch;
-    if (in_batch % of_replica % l.micro_batch != 0) continue;  // not a micro-batch's first
+    if (in_batch % of_replica % l.micro_batch != 0) continue;         // not a micro-batch's first
     const int from = static_cast<int>(in_batch / of_replica) % l.ep;  // dp = edp x ep
     const std::vector<Choices> choices = choices_of(routes, l, layer, sample);
     for (const std::vector<std::int64_t>& of_rank : tokens) {

@@ -1,5 +1,5 @@
-// How many rows have to travel, from nothing but the choices of the tokens and the layout: every token is put on its rank, every
-// choice on its expert's, and what is not the same rank is counted. No dispatcher takes part in it.
+// How many rows have to travel, from nothing but the choices of the tokens and the layout: every token is put on its rank,
+// every choice on its expert's, and what is not the same rank is counted. No dispatcher takes part in it.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,15 @@ struct TokenLayout {
 
 // Rows, summed over all ranks, layers and samples in the routes.
 struct RoutedRows {
-  std::int64_t routed = 0;        // choices of all tokens
-  std::int64_t kept = 0;          // that were not dropped
-  std::int64_t leaving = 0;       // of these, to another rank, with padding: what alltoall moves in each of the four ways
-  std::int64_t between_nodes = 0; // hierarchical: copies to the rank of another node,
-  std::int64_t inside_nodes = 0;  // and rows from there to another rank of the node
-  std::int64_t other_nodes = 0;   // choices of experts on other nodes: what alltoall moves between nodes
-  std::int64_t held = 0;          // rows x ranks that route them: R of each rank
-  std::int64_t trips = 0;         // of a rank's micro-batch through a layer
-  std::int64_t padded = 0;        // rows that experts compute with MoeConfig::pad_to_capacity
+  std::int64_t routed = 0;              // choices of all tokens
+  std::int64_t kept = 0;                // that were not dropped
+  std::int64_t leaving = 0;             // of these, to another rank, with padding: what alltoall moves in each of the four ways
+  std::int64_t between_nodes = 0;       // hierarchical: copies to the rank of another node,
+  std::int64_t inside_nodes = 0;        // and rows from there to another rank of the node
+  std::int64_t other_nodes = 0;         // choices of experts on other nodes: what alltoall moves between nodes
+  std::int64_t held = 0;                // rows x ranks that route them: R of each rank
+  std::int64_t trips = 0;               // of a rank's micro-batch through a layer
+  std::int64_t padded = 0;              // rows that experts compute with MoeConfig::pad_to_capacity
   std::vector<std::int64_t> of_expert;  // [L x E] kept
   std::vector<std::int64_t> of_rank;    // [ep] kept rows that a rank's experts compute
 };

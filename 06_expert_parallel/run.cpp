@@ -64,8 +64,8 @@ void check_memory(const Layout& layout, const Parts& parts, const data_parallel:
   GptConfig part = layout.model;
   part.vocab = tensor_parallel::share_of(part.vocab, layout.tokens.tp, at("tp")).size();
   part.seq = layout.tokens.sequences.length(at("cp"));
-  data_parallel::check_memory(layout.options, part, parts.of({at("pp"), at("edp"), at("ep"), at("cp"), at("tp")}), strategy, world,
-                              ", more of them along --ep, --pp, --cp or --tp");
+  data_parallel::check_memory(layout.options, part, parts.of({at("pp"), at("edp"), at("ep"), at("cp"), at("tp")}), strategy,
+                              world, ", more of them along --ep, --pp, --cp or --tp");
 }
 
 // Beside what lesson 03 knows of: routers, and experts that are whole on several ranks along tp.
@@ -105,8 +105,9 @@ void describe(ValueList& config, const Lesson& lesson, const LayoutPlan& plan, M
 void print_head(const Options& o, const Lesson& lesson, const Layout& l, const LayoutPlan& plan, const Dataset& data) {
   const MoeConfig& m = l.model.moe;
   const std::string along_tp = l.tokens.tp == 1 ? "" : lesson.expert.expert_tp ? " (experts cut)" : " (whole experts)";
-  fmt::print("{}\n{} parameters, of which a token uses {} beside the embedding: {} experts, {} of them and {} shared for each token\n",
-             data.description(), l.model.parameter_count(), l.model.matmul_parameter_count(), m.experts, m.top_k, m.shared_experts);
+  fmt::print(
+      "{}\n{} parameters, of which a token uses {} beside the embedding: {} experts, {} of them and {} shared for each token\n",
+      data.description(), l.model.parameter_count(), l.model.matmul_parameter_count(), m.experts, m.top_k, m.shared_experts);
   fmt::print("pp {}{} x edp {} x ep {}{} ({}) x cp {} x tp {}{}{}, {}\n", l.pp,
              plan.plan ? fmt::format(" ({})", lesson.pipeline.schedule.name) : "", l.edp, l.tokens.ep,
              l.tokens.ep > 1 ? fmt::format(" ({})", lesson.expert.dispatcher) : "", lesson.pipeline.stage.strategy.kind, l.cp,
@@ -162,8 +163,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   describe(report.config, lesson, l, mesh);
   report.experts = gather_load(run.record, model, lesson.expert.expert_tp, mesh);
   const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
-  if (world.is_root() && options.verify)
-    claim_routing(report, layout, lesson.routes_from_file() ? given : run.routes, counts);
+  if (world.is_root() && options.verify) claim_routing(report, layout, lesson.routes_from_file() ? given : run.routes, counts);
   if (world.is_root()) parts.claim_costs(report);
   return report;
 }

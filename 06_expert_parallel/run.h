@@ -15,10 +15,10 @@ namespace ref5d::expert_parallel {
 
 // One rank's part of a run over the mesh.
 struct LayoutPlan {
-  Options options;                               // with all micro-batches of a step
-  std::shared_ptr<const pipeline::Plan> plan;    // null where one rank has all layers
-  TrainerOptions single, settings;               // of one device, and of this rank
-  int shard_size = 1;                            // ranks over which state is sharded
+  Options options;                             // with all micro-batches of a step
+  std::shared_ptr<const pipeline::Plan> plan;  // null where one rank has all layers
+  TrainerOptions single, settings;             // of one device, and of this rank
+  int shard_size = 1;                          // ranks over which state is sharded
 };
 [[nodiscard]] LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& world, Mesh& mesh);
 

@@ -66,7 +66,8 @@ LayoutRun run_layout(const Options& options, const TrainerOptions& single, const
   outputs.finish(run.record);
   run.sample = outputs.sample();
   if (keeps)
-    for (const Bytes& bytes : gather_on_host(mesh.everyone(), run.routes.to_bytes())) run.routes.merge(Routes::from_bytes(bytes));
+    for (const Bytes& bytes : gather_on_host(mesh.everyone(), run.routes.to_bytes()))
+      run.routes.merge(Routes::from_bytes(bytes));
   run.checks_replicas = replicas_agree != nullptr;
   for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(unequal_steps))))
     run.unequal_steps = std::max(run.unequal_steps, static_cast<std::int64_t>(to_number(of_rank)));

@@ -14,7 +14,7 @@
 namespace ref5d {
 
 struct LayoutRun {
-  Baselines baselines;             // on rank 0
+  Baselines baselines;  // on rank 0
   // Of a model with experts, with options.verify, on rank 0: the choices of all tokens in the layout, and those of the fp64
   // baseline's.
   Routes routes, baseline_routes;
@@ -27,10 +27,9 @@ struct LayoutRun {
   [[nodiscard]] const RunRecord& baseline() const { return baselines.own.steps.empty() ? baselines.truth : baselines.own; }
 };
 
-// In fp32 and bf16 a model with experts replays the choices of the fp64 baseline, on one device as in the layout, unless `single`
-// has routes already.
-// All ranks call it. `single` are the settings of one device, `settings` the same with the layout applied. After each compared
-// step replicas_agree, if given, says whether what this rank holds agrees with the others'.
+// In fp32 and bf16 a model with experts replays the choices of the fp64 baseline, on one device as in the layout, unless
+// `single` has routes already. All ranks call it. `single` are the settings of one device, `settings` the same with the layout
+// applied. After each compared step replicas_agree, if given, says whether what this rank holds agrees with the others'.
 [[nodiscard]] LayoutRun run_layout(const Options& options, const TrainerOptions& single, const TrainerOptions& settings,
                                    const Dataset& data, World& world, Mesh& mesh,
                                    const std::function<bool(Trainer&)>& replicas_agree);

@@ -146,7 +146,8 @@ void add_expert_flags(CommandLine& line, Options& o) {
   line.add_option("--z-coef", m.z_coefficient, "of the z-loss; 0: none", kAtLeastZero);
   line.add_option("--bias-speed", m.bias_speed, "by which a step moves each correction bias", kAtLeastZero);
   line.add_option("--capacity-factor", m.capacity_factor,
-                  "an expert takes ceil(factor k T / E) of a micro-batch's T tokens and drops the rest; 0: dropless", kCapacity);
+                  "an expert takes ceil(factor k T / E) of a micro-batch's T tokens and drops the rest; 0: dropless",
+                  kCapacity);
   line.add_switch("--pad-to-capacity", m.pad_to_capacity, "experts compute that many rows whatever they got");
 }
 

@@ -150,8 +150,7 @@ void validate_experts(const GptConfig& c) {
   auto n = [](std::int64_t v) { return std::to_string(v); };
   if (c.family != Family::kMixtral && c.family != Family::kDeepseek)
     fail("--experts is for models with experts; use --model tiny-mixtral or tiny-deepseek");
-  if (c.mlp != MlpKind::kSwiglu || c.biases)
-    fail("experts are SwiGLU without biases; leave out --mlp gelu and --biases");
+  if (c.mlp != MlpKind::kSwiglu || c.biases) fail("experts are SwiGLU without biases; leave out --mlp gelu and --biases");
   if (m.groups < 1 || m.experts % m.groups != 0)
     fail("--experts " + n(m.experts) + " is not divisible by --groups " + n(m.groups) + "; groups of experts are equal");
   if (m.top_groups < 1 || m.top_groups > m.groups)

@@ -31,8 +31,8 @@ struct MoeConfig {
   std::int64_t top_k = 2;
   std::int64_t shared_experts = 0;  // as one MLP of shared_experts x ffn columns, which every token uses
   ScoreKind score = ScoreKind::kSoftmax;
-  bool renormalise = true;  // the weights of a token's experts are divided by their sum,
-  double routed_scale = 1;  // and multiplied by this
+  bool renormalise = true;                  // the weights of a token's experts are divided by their sum,
+  double routed_scale = 1;                  // and multiplied by this
   std::int64_t groups = 1, top_groups = 1;  // group-limited choice: a token's experts are in top_groups of the groups
   bool correction_bias = false;             // added to scores for the choice alone, and moved by load
 

@@ -28,8 +28,8 @@ struct ResidualRows {
   [[nodiscard]] ResidualRows part(std::int64_t begin, std::int64_t end) const;
 };
 
-// The sequences of a replica's micro-batch whose load a router keeps even, D of them, wherever their tokens are: the micro-batch
-// as one, or its documents (AuxKind). Padding is in none.
+// The sequences of a replica's micro-batch whose load a router keeps even, D of them, wherever their tokens are: the
+// micro-batch as one, or its documents (AuxKind). Padding is in none.
 struct BalancedSequences {
   Tensor lengths;               // fp64 [D]: tokens
   std::int64_t all_tokens = 0;  // of the micro-batch, with padding

@@ -8,8 +8,7 @@
 namespace ref5d {
 
 DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer)
-    : DenseMlp(c, layer,
-               (c.family == Family::kGpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".mlp.") {}
+    : DenseMlp(c, layer, (c.family == Family::kGpt2 ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".mlp.") {}
 
 DenseMlp::DenseMlp(const GptConfig& c, std::int64_t layer, const std::string& name) : layer_(layer) {
   const bool gpt2 = c.family == Family::kGpt2;

@@ -33,10 +33,19 @@ Tensor MoeMlp::dispatch(Context& ctx, const Tensor& x, Saved& saved, std::any& s
   return {};
 }
 
+void MoeMlp::begin_shared(Context& ctx, Pass& pass, bool backward) {
+  if (!shared) return;
+  if (backward) {
+    shared->begin_backward(ctx, pass.x, *pass.shared);
+  } else {
+    shared->begin_forward(ctx, pass.x, *pass.shared);
+  }
+  pass.x = {};
+}
+
 Tensor MoeMlp::compute(Context& ctx, const Tensor&, Saved& saved, std::any& state) {
   auto& pass = std::any_cast<Pass&>(state);
-  if (shared) shared->begin_forward(ctx, pass.x, *pass.shared);
-  pass.x = {};
+  if (shared_meanwhile) begin_shared(ctx, pass, false);
   const ExpertRows rows = pass.trip->finish_dispatch(ctx);
   pass.trip->begin_combine(ctx, experts.forward(ctx, rows, saved));
   return {};
@@ -45,6 +54,7 @@ Tensor MoeMlp::compute(Context& ctx, const Tensor&, Saved& saved, std::any& stat
 Tensor MoeMlp::combine(Context& ctx, const Tensor&, Saved& saved, std::any& state) {
   auto& pass = std::any_cast<Pass&>(state);
   Tensor y = pass.trip->finish_combine(ctx);
+  if (!shared_meanwhile) begin_shared(ctx, pass, false);
   if (shared && shared_inside) shared->finish_forward(ctx, y, *pass.shared);
   y = region->leave(ctx, y);
   if (shared && !shared_inside) shared->finish_forward(ctx, y, *pass.shared);
@@ -58,7 +68,8 @@ Tensor MoeMlp::combine_backward(Context& ctx, const Tensor& dy, Saved& saved, st
   auto pass = saved.pop<Pass>("moe.pass");
   const Tensor d = region->leave_backward(ctx, dy);
   pass.trip->begin_combine_backward(ctx, d);
-  if (shared) shared->begin_backward(ctx, shared_inside ? d : dy, *pass.shared);
+  pass.x = shared_inside ? d : dy;
+  if (shared_meanwhile) begin_shared(ctx, pass, true);
   state = std::move(pass);
   return {};
 }
@@ -72,8 +83,9 @@ Tensor MoeMlp::compute_backward(Context& ctx, const Tensor&, Saved& saved, std::
 }
 
 Tensor MoeMlp::dispatch_backward(Context& ctx, const Tensor&, Saved& saved, std::any& state) {
-  const auto& pass = std::any_cast<Pass&>(state);
+  auto& pass = std::any_cast<Pass&>(state);
   const TokenTrip::Gradients g = pass.trip->finish_dispatch_backward(ctx);
+  if (!shared_meanwhile) begin_shared(ctx, pass, true);
   const Tensor dlogits = router.backward_input(ctx, g.dx, g.dweights, saved);
   const PendingTensor restoring = region->begin_restore(ctx, saved.pop("moe.in"));
   if (shared && shared_inside) shared->finish_backward(ctx, g.dx, *pass.shared);

@@ -34,13 +34,15 @@ class MoeMlp : public Mlp {
   // Around router and experts. Shared experts are inside of it, or beside it with a region of their own.
   std::unique_ptr<Region> region = std::make_unique<Region>();
   bool shared_inside = true;
+  bool shared_meanwhile = true;  // computed while tokens travel; else when they are back
 
  private:
   struct Pass {
     std::shared_ptr<TokenTrip> trip;
     std::shared_ptr<SharedExperts::Pass> shared;
-    Tensor x;  // what the shared experts read
+    Tensor x;  // what the shared experts read: their input, or in backward the gradient of their output
   };
+  void begin_shared(Context& ctx, Pass& pass, bool backward);
 
   std::int64_t layer_;
 };

@@ -1,6 +1,6 @@
-// The experts that tokens chose, so that another run can use the same. In low precision a token whose scores nearly tie may choose
-// other experts by rounding alone, and from there on the runs are not the same computation: so comparisons replay the choices
-// of the run that they compare with.
+// The experts that tokens chose, so that another run can use the same. In low precision a token whose scores nearly tie may
+// choose other experts by rounding alone, and from there on the runs are not the same computation: so comparisons replay the
+// choices of the run that they compare with.
 #pragma once
 
 #include <cstdint>

@@ -29,8 +29,8 @@ Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int
 }
 
 Router::Router(const GptConfig& c, std::int64_t layer) : moe_(c.moe), layer_(layer) {
-  const std::string name = "model.layers." + std::to_string(layer) +
-                           (c.family == Family::kMixtral ? ".block_sparse_moe.gate." : ".mlp.gate.");
+  const std::string name =
+      "model.layers." + std::to_string(layer) + (c.family == Family::kMixtral ? ".block_sparse_moe.gate." : ".mlp.gate.");
   weight = std::make_shared<Parameter>(name + "weight", Shape{c.moe.experts, c.hidden}, Init::kNormal, c.init_std, true);
   if (c.moe.correction_bias)
     bias = std::make_shared<Parameter>(name + "e_score_correction_bias", Shape{c.moe.experts}, Init::kZero, 0.0, false);
@@ -61,9 +61,7 @@ Routing Router::route(Context& ctx, const Tensor& x, Saved& saved) {
   return {kept, weights};
 }
 
-Tensor Router::load_row(const Context& ctx) const {
-  return ctx.router_load.rows(layer_, layer_ + 1).view({3 * moe_.experts});
-}
+Tensor Router::load_row(const Context& ctx) const { return ctx.router_load.rows(layer_, layer_ + 1).view({3 * moe_.experts}); }
 
 void Router::count_sent(Context& ctx, const Tensor& scores, const Tensor& kept) const {
   if (ctx.recomputing || !ctx.router_load) return;

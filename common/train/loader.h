@@ -47,7 +47,7 @@ class Loader {
     std::int64_t batch = 0, seq = 0, visible_pairs = 0;
     std::vector<std::int64_t> sequence_lengths;  // of those whose load is balanced
     std::int64_t all_tokens = 0;                 // of the whole rows
-    std::vector<Row> whole;  // where rows are cut
+    std::vector<Row> whole;                      // where rows are cut
   };
   // The rows that are here.
   [[nodiscard]] std::vector<Row> cut(std::span<const Row> whole) const;

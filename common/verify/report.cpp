@@ -67,7 +67,8 @@ std::string memory_table(const std::vector<MemoryRow>& memory) {
 std::string expert_table(const std::vector<ExpertLoad>& experts) {
   if (experts.empty()) return "";
   const std::int64_t last = experts.back().step;
-  Rows rows{{fmt::format("experts in step {}", last + 1), "choices", "of the busiest", "of the idlest", "busiest / even", "dropped"}};
+  Rows rows{
+      {fmt::format("experts in step {}", last + 1), "choices", "of the busiest", "of the idlest", "busiest / even", "dropped"}};
   for (const ExpertLoad& l : experts) {
     if (l.step != last) continue;
     const auto [least, most] = std::minmax_element(l.choices.begin(), l.choices.end());
@@ -98,14 +99,15 @@ double ExpertLoad::imbalance() const {
 }
 
 double ExpertLoad::dropped() const {
-  return routed == 0 ? 0 : 1 - static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0})) / static_cast<double>(routed);
+  return routed == 0 ? 0
+                     : 1 - static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0})) /
+                               static_cast<double>(routed);
 }
 
 std::string Report::tables() const {
   std::string text;
-  for (const std::string& table :
-       {checks_table(checks), claims_table(claims), traffic_table(traffic), memory_table(memory), expert_table(experts),
-        timing_table(timing)}) {
+  for (const std::string& table : {checks_table(checks), claims_table(claims), traffic_table(traffic), memory_table(memory),
+                                   expert_table(experts), timing_table(timing)}) {
     if (!table.empty()) text += (text.empty() ? "" : "\n") + table;
   }
   return text;

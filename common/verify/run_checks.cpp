@@ -133,7 +133,8 @@ void check_run(Verdict& verdict, Dtype dtype, const RunValues& candidate, const 
         {"aux loss", compare_series(candidate.aux_losses, truth.aux_losses),
          fp64 ? std::vector<NamedError>{} : compare_series(own->aux_losses, truth.aux_losses)});
   if (!truth.buffers.empty() || !candidate.buffers.empty())  // moved by counts, which all precisions agree on
-    verdict.add_set("buffers", compare_sets(candidate.buffers, truth.buffers, CompareKind::kActivation), least_tolerance(dtype));
+    verdict.add_set("buffers", compare_sets(candidate.buffers, truth.buffers, CompareKind::kActivation),
+                    least_tolerance(dtype));
   add(verdict, dtype,
       {"gradients", compare_sets(candidate.gradients, truth.gradients, CompareKind::kGradient),
        fp64 ? std::vector<NamedError>{} : compare_sets(own->gradients, truth.gradients, CompareKind::kGradient)});

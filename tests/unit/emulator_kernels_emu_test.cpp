@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Seed, EmulatorKernels, ::testing::Range(std::uint64_t{0
                          ::testing::PrintToStringParamName());
 
 // Kernels of one block, whatever the size.
-const std::set<std::string> kOneBlock = {"add_loss", "clip_scale", "sort_scan"};
+const std::set<std::string> kOneBlock = {"add_loss", "balance_loss", "clip_scale", "router_z_sum", "sort_scan"};
 
 TEST(EmulatorLaunches, EveryKernelIsTriedWithSeveralBlocksAndWarps) {
   for (const KernelCase& one : kernel_cases(CaseSize::kSmall)) (void)run_case(one, CaseFill::kNothing);

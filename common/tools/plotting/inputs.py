@@ -13,6 +13,9 @@ class BadInput(Exception):
 # name: how the picture calls it. setup: what was run, in words, but for the ranks. memory: {rank: {category: peak bytes}}.
 # traffic: [(axis, phase, bytes that rank 0 sent, bytes that all sent)]. size: ranks. parameters: of the model.
 Report = namedtuple("Report", "name setup memory traffic size parameters steps")
+# How tokens were shared out over experts, which is counted in some steps. choices: {(step, layer): [of each expert]}. imbalance:
+# {(step, layer): the busiest expert's choices over the even share}. Steps and layers from 0.
+Load = namedtuple("Load", "name steps layers experts choices imbalance")
 # One thing that ran. us on the trace's clock.
 Span = namedtuple("Span", "rank stream name start end")
 # Pairs of tokens: [(query, key, rank, hop)].
@@ -33,6 +36,11 @@ def split_name(argument):
     """NAME=FILE -> (NAME, FILE); FILE -> (None, FILE)."""
     name, equals, path = argument.partition("=")
     return (name, path) if equals and not os.path.exists(argument) else (None, argument)
+
+
+def stem(path):
+    """What a file's contents are called that have no name: runs/a.trace.json -> a."""
+    return os.path.basename(path).removesuffix(".json").removesuffix(".trace")
 
 
 def read_json(path):
@@ -73,6 +81,34 @@ def _report(name, path, data):
     return Report(name or str(config.get("strategy", data["program"])), setup, memory, traffic, size, parameters, steps)
 
 
+def read_loads(arguments):
+    return [_load(a) for a in arguments]
+
+
+def _load(argument):
+    name, path = split_name(argument)
+    data = read_json(path)
+    try:
+        if "program" not in data or not isinstance(rows := data.get("experts", []), list):
+            raise ValueError("no program, or no list of experts")
+        choices = {(int(r["step"]), int(r["layer"])): [float(n) for n in r["choices"]] for r in rows}
+        imbalance = {(int(r["step"]), int(r["layer"])): float(r["imbalance"]) for r in rows}
+        steps, layers = sorted({step for step, _ in choices}), sorted({layer for _, layer in choices})
+        if not len(rows) == len(choices) == len(steps) * len(layers):
+            raise ValueError("some layers of a step are missing or twice there")
+        if len({len(c) for c in choices.values()}) > 1:
+            raise ValueError("layers of different numbers of experts")
+        if any(not c or min(c) < 0 or not 0 < sum(c) < math.inf for c in choices.values()):
+            raise ValueError("a layer that no token's choices went to")
+        if any(not 0 < x < math.inf for x in imbalance.values()):
+            raise ValueError("an imbalance that is no number above 0")
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise BadInput(f"{path} is not a report that a program wrote with --json ({describe(error)})") from None
+    if not rows:
+        raise BadInput(f"{path} has no load of experts in it; models with experts have one (lesson 06)")
+    return Load(name or stem(path), steps, layers, len(next(iter(choices.values()))), choices, imbalance)
+
+
 def read_traces(arguments):
     return [_trace(a) for a in arguments]
 
@@ -96,10 +132,7 @@ def _trace(argument):
         raise BadInput(f"{path} has no spans in it")
     if any(s.rank < 0 or not 0 <= s.end - s.start < math.inf for s in spans):
         raise BadInput(f"{path} has spans of a rank below 0, or with no time of their own")
-    stem = os.path.basename(path)
-    for ending in (".json", ".trace"):
-        stem = stem.removesuffix(ending)
-    return name or stem, sorted(spans, key=lambda s: s.start)
+    return name or stem(path), sorted(spans, key=lambda s: s.start)
 
 
 def read_squares(arguments):

@@ -1,0 +1,117 @@
+// What tokens under way hide behind: shared experts, and with DualPipe the other direction's passes. Ranks that share cores
+// gain nothing from overlap on the clock, so the kernels' own times are replayed with a link of a stated speed
+// (common/device/timeline.h), in which streams run side by side.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "06_expert_parallel/experiments.h"
+#include "common/app/cost_claims.h"
+#include "common/app/measure.h"
+#include "common/app/settings.h"
+#include "common/device/device.h"
+#include "common/device/error.h"
+#include "common/verify/table.h"
+
+namespace ref5d::expert_parallel {
+
+namespace {
+
+struct Setting {
+  std::string name;
+  bool shared_beside;
+  std::string schedule;  // empty: no pipeline
+};
+
+// Messages along ep, and what of their time the model's own stream computes in.
+struct Hidden {
+  double messages_us = 0, under_compute_us = 0;
+  [[nodiscard]] double share() const { return messages_us == 0 ? 0 : under_compute_us / messages_us; }
+};
+
+Hidden hidden_under_compute(const Measured& m, const VirtualRun& run) {
+  const auto ep = std::find(m.streams.begin(), m.streams.end(), "ep") - m.streams.begin();
+  Hidden h;
+  for (const VirtualSpan& message : run.spans) {
+    if (!message.communication || message.stream != ep) continue;
+    h.messages_us += message.duration_us;
+    for (const VirtualSpan& work : run.spans) {
+      if (work.communication) continue;
+      const double begin = std::max(work.start_us, message.start_us);
+      const double end = std::min(work.start_us + work.duration_us, message.start_us + message.duration_us);
+      h.under_compute_us += std::max(0.0, end - begin);
+    }
+  }
+  return h;
+}
+
+// Always this model, whose layers are the same whatever the flags: what is compared is who waits for whom.
+LayoutPlan plan_of(Experiment& e, const Setting& s, Mesh& mesh) {
+  Options o;
+  o.data = e.options.data;
+  o.seed = e.options.seed;
+  o.mesh = o.allows_experts = true;
+  o.model = "tiny-deepseek";
+  o.grad_accum = s.schedule.empty() ? 2 : 1;
+  Lesson lesson = e.lesson;
+  lesson.sabotage = nullptr;
+  lesson.expert = {};
+  lesson.expert.overlap = s.shared_beside;
+  lesson.pipeline.stage = {};
+  if (!s.schedule.empty()) {
+    lesson.pipeline.schedule = {};
+    lesson.pipeline.schedule.name = s.schedule;
+    lesson.pipeline.schedule.ranks = static_cast<int>(mesh.size("pp"));
+    lesson.pipeline.schedule.micro_batches = 4;
+  }
+  return plan_layout(o, lesson, e.world, mesh);
+}
+
+}  // namespace
+
+void overlap_experiment(Experiment& e) {
+  if (Device::mode() == "cuda")
+    throw InputError("--experiment overlap replays times that MODE=cpu records; on GPUs --trace shows the overlap itself");
+  const int ranks = e.mesh.everyone().size();
+  if (ranks == 1 || ranks > 8) {
+    if (e.prints()) fmt::print("\noverlap: left out; it is for 2 to 8 ranks\n");
+    return;
+  }
+  std::vector<Setting> settings{{"shared experts when tokens are back", false, ""}, {"shared experts meanwhile", true, ""}};
+  if (ranks % 2 == 0 && ranks >= 4) {
+    settings.push_back({"pp 2, 1f1b", true, "1f1b"});
+    settings.push_back({"pp 2, dualpipe", true, "dualpipe"});
+  }
+  std::vector<std::vector<std::string>> table{
+      {"setting", "messages along ep, us", "under computation, us", "of them", "virtual step, us"}};
+  std::map<std::string, Hidden> hidden;
+  std::map<std::string, double> totals;
+  std::map<std::string, std::string> fingerprints;
+  for (const Setting& s : settings) {
+    Mesh mesh(s.schedule.empty() ? MeshSizes{.ep = ranks} : MeshSizes{.pp = 2, .ep = ranks / 2}, e.mesh.everyone().ranks);
+    const LayoutPlan plan = plan_of(e, s, mesh);
+    const Measured m = measure("06_expert_parallel", plan.options, plan.settings, 5, e.world, mesh);
+    const VirtualRun run = replay(m.timeline, e.link);
+    const Hidden h = hidden_under_compute(m, run);
+    hidden[s.name] = h;
+    totals[s.name] = run.total_us;
+    fingerprints[s.name] = m.fingerprint;
+    table.push_back({s.name, fmt::format("{:.0f}", h.messages_us), fmt::format("{:.0f}", h.under_compute_us),
+                     fmt::format("{:.0f}%", 100 * h.share()), fmt::format("{:.0f}", run.total_us)});
+  }
+  if (!e.world.is_root()) return;
+  const auto less = [&](const std::string& what, const std::string& a, const std::string& b) {
+    e.report.claims.push_back(
+        make_claim(what, 1, hidden.at(b).share() > hidden.at(a).share() ? 1 : 0, 0, "",
+                   fmt::format("{:.0f}% and {:.0f}%", 100 * hidden.at(a).share(), 100 * hidden.at(b).share())));
+  };
+  less("overlap: with shared experts meanwhile, more of the messages is hidden", settings[0].name, settings[1].name);
+  claim_equal(e.report, "overlap: final weights that are the same bits", 1,
+              fingerprints.at(settings[0].name) == fingerprints.at(settings[1].name) ? 1 : 0, "");
+  if (settings.size() > 2) less("overlap: with F&B pairs more of the messages is hidden than with 1f1b", settings[2].name, settings[3].name);
+  if (e.prints())
+    fmt::print("\nTokens under way, rank 0 of {}, on a link of {:.0f} Mbit/s with {} us per exchange\n{}", ranks,
+               e.link.bytes_per_us * 8, e.link.latency_us, format_table(table, "lrrrr"));
+}
+
+}  // namespace ref5d::expert_parallel
