@@ -21,7 +21,7 @@ class AllGatherTrip : public TokenTrip {
   ExpertRows finish_dispatch(Context& ctx) override {
     finish(ctx);
     const Range own = axis_->experts_of(axis_->rank());
-    const Tensor mine = Tensor::empty(chosen_.shape(), Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
+    const Tensor mine = ctx.integers(chosen_.shape());
     choices_of_range(ctx.stream, mine, chosen_, own.begin, own.end);
     here_ = local_trip(ctx, x_, {mine, weights_}, moe_, own.begin, own.size());
     x_ = chosen_ = weights_ = {};

@@ -55,7 +55,8 @@ void declare(CommandLine& line, Flags& flags) {
                   "what chooses: a file's experts (sub/I/experts of a full dump), own: every run its own, auto: in fp32 and "
                   "bf16 the fp64 baseline's",
                   "auto|own|FILE");
-  line.add_switch("--overlap", flags.overlap, "communicate while computing; shared experts while tokens travel, on a stream of their own");
+  line.add_switch("--overlap", flags.overlap,
+                  "communicate while computing; shared experts while tokens travel, on a stream of their own");
   line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
   line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
   line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of a message",

@@ -12,10 +12,6 @@ namespace ref5d::expert_parallel {
 
 namespace {
 
-Tensor ints(const Context& ctx, const Shape& shape) {
-  return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
-}
-
 // This rank's way to other nodes, and inside its own that of the rows that came from everywhere.
 class HierarchicalTrip : public TokenTrip {
  public:
@@ -31,17 +27,17 @@ class HierarchicalTrip : public TokenTrip {
     const auto nodes = static_cast<std::int64_t>(route.gateways.size());
     const Tensor owner = Tensor::from_host(HostTensor::from_doubles(route.node_of_expert, {moe_.experts}, Dtype::kInt32),
                                            Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
-    const Tensor owners = ints(ctx, {rows_, nodes}), order = ints(ctx, {rows_ * nodes}), counts = ints(ctx, {nodes});
+    const Tensor owners = ctx.integers({rows_, nodes}), order = ctx.integers({rows_ * nodes}), counts = ctx.integers({nodes});
     owners_of_choices(ctx.stream, owners, routing.chosen, owner);
     sort_slots(ctx.stream, order, counts, owners);
     count_copies(counts.to_doubles(ctx.stream), route.gateways);
     const std::int64_t copies = std::accumulate(counts_.sent.begin(), counts_.sent.end(), std::int64_t{0});
     order_ = order.rows(0, copies);
-    place_ = ints(ctx, {rows_, nodes});
+    place_ = ctx.integers({rows_, nodes});
     invert_order(ctx.stream, place_.view({rows_ * nodes}), order_);
     counts_.received = exchange_counts(ctx);
 
-    const Tensor copied = ctx.activation({copies, x.dim(1)}), chosen = ints(ctx, {copies, moe_.top_k});
+    const Tensor copied = ctx.activation({copies, x.dim(1)}), chosen = ctx.integers({copies, moe_.top_k});
     const Tensor weights = ctx.statistic({copies, moe_.top_k});
     take_slots(ctx.stream, copied, x, order_, static_cast<int>(nodes));
     take_choices(ctx.stream, chosen, weights, routing.chosen, routing.weights, owner, order_, static_cast<int>(nodes));

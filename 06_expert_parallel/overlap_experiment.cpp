@@ -108,7 +108,8 @@ void overlap_experiment(Experiment& e) {
   less("overlap: with shared experts meanwhile, more of the messages is hidden", settings[0].name, settings[1].name);
   claim_equal(e.report, "overlap: final weights that are the same bits", 1,
               fingerprints.at(settings[0].name) == fingerprints.at(settings[1].name) ? 1 : 0, "");
-  if (settings.size() > 2) less("overlap: with F&B pairs more of the messages is hidden than with 1f1b", settings[2].name, settings[3].name);
+  if (settings.size() > 2)
+    less("overlap: with F&B pairs more of the messages is hidden than with 1f1b", settings[2].name, settings[3].name);
   if (e.prints())
     fmt::print("\nTokens under way, rank 0 of {}, on a link of {:.0f} Mbit/s with {} us per exchange\n{}", ranks,
                e.link.bytes_per_us * 8, e.link.latency_us, format_table(table, "lrrrr"));

@@ -6,14 +6,6 @@
 
 namespace ref5d::expert_parallel {
 
-namespace {
-
-Tensor ints(const Context& ctx, const Shape& shape) {
-  return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
-}
-
-}  // namespace
-
 ResidualRows ReplicaScope::rows(const MicroBatch& b) const {
   if (setup_.rows == RouterRows::kResidual) return b.residual;
   if (setup_.rows == RouterRows::kAll) return b.rows;
@@ -35,7 +27,7 @@ Tensor ReplicaScope::within_capacity(Context& ctx, const Tensor& chosen, std::in
   if (setup_.others == nullptr || setup_.faults.drop_by_rank)
     return RouterScope::within_capacity(ctx, chosen, experts, capacity);
   const std::int64_t tokens = ctx.batch->balance.all_tokens, k = chosen.dim(1);
-  const Tensor place = rows(*ctx.batch).place, row_of_place = ints(ctx, {tokens}), all = ints(ctx, {tokens, k});
+  const Tensor place = rows(*ctx.batch).place, row_of_place = ctx.integers({tokens}), all = ctx.integers({tokens, k});
   invert_order(ctx.stream, row_of_place, place);
   take_rows(ctx.stream, all, chosen, row_of_place);
   {
@@ -44,7 +36,7 @@ Tensor ReplicaScope::within_capacity(Context& ctx, const Tensor& chosen, std::in
     setup_.others->all_reduce(*setup_.stream, all);
     order(*setup_.stream, ctx.stream);
   }
-  Tensor own = ints(ctx, chosen.shape());
+  Tensor own = ctx.integers(chosen.shape());
   take_rows(ctx.stream, own, RouterScope::within_capacity(ctx, all, experts, capacity), place);
   return own;
 }

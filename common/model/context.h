@@ -183,6 +183,9 @@ struct Context : ContextFields {
   [[nodiscard]] Tensor activation(Shape shape) const {
     return Tensor::empty(std::move(shape), dtype, MemoryCategory::kActivations, stream);
   }
+  [[nodiscard]] Tensor integers(Shape shape) const {
+    return Tensor::empty(std::move(shape), Dtype::kInt32, MemoryCategory::kActivations, stream);
+  }
   [[nodiscard]] Tensor statistic(Shape shape) const {
     return Tensor::empty(std::move(shape), accumulator_of(dtype), MemoryCategory::kActivations, stream);
   }

@@ -18,12 +18,9 @@ void add_up(Context& ctx, const Tensor& to, const Tensor& load) {
 }  // namespace
 
 Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
-  const auto ints = [&](const Shape& shape) {
-    return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
-  };
-  const Tensor order = ints({chosen.numel()}), counts = ints({experts});
+  const Tensor order = ctx.integers({chosen.numel()}), counts = ctx.integers({experts});
   sort_slots(ctx.stream, order, counts, chosen);
-  Tensor kept = ints(chosen.shape());
+  Tensor kept = ctx.integers(chosen.shape());
   drop_beyond_capacity(ctx.stream, kept, chosen, order, counts, capacity);
   return kept;
 }
@@ -43,7 +40,7 @@ Routing Router::route(Context& ctx, const Tensor& x, Saved& saved) {
   device().flops().add(FlopsKind::kBlockLinear, gemm_flops(rows, experts, x.dim(1)));
   router_scores(ctx.stream, scores, logits, moe_.score);
 
-  Tensor chosen = Tensor::empty({rows, k}, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
+  Tensor chosen = ctx.integers({rows, k});
   const ChoiceRule rule{static_cast<int>(k), static_cast<int>(moe_.groups), static_cast<int>(moe_.top_groups)};
   choose_experts(ctx.stream, chosen, scores, bias ? bias->weight : Tensor(), rule);
   if (ctx.routes != nullptr) chosen = ctx.routes->pass(ctx, scope->rows(*ctx.batch), layer_, chosen);

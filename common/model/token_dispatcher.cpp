@@ -8,22 +8,14 @@
 
 namespace ref5d {
 
-namespace {
-
-Tensor ints(const Context& ctx, const Shape& shape) {
-  return Tensor::empty(shape, Dtype::kInt32, MemoryCategory::kActivations, ctx.stream);
-}
-
-}  // namespace
-
 SortedSlots sort_by_expert(Context& ctx, const Tensor& chosen, const MoeConfig& moe) {
-  const Tensor order = ints(ctx, {chosen.numel()}), counts = ints(ctx, {moe.experts});
+  const Tensor order = ctx.integers({chosen.numel()}), counts = ctx.integers({moe.experts});
   sort_slots(ctx.stream, order, counts, chosen);
-  SortedSlots sorted{{}, ints(ctx, chosen.shape()), {}, {}};
+  SortedSlots sorted{{}, ctx.integers(chosen.shape()), {}, {}};
   if (moe.pad_to_capacity) {
     const std::int64_t each = std::min(moe.capacity(ctx.batch->balance.all_tokens), chosen.dim(0));
     sorted.counts.assign(static_cast<std::size_t>(moe.experts), each);
-    sorted.order = ints(ctx, {moe.experts * each});
+    sorted.order = ctx.integers({moe.experts * each});
     pad_slots(ctx.stream, sorted.order, order, counts, each);
   } else {
     sorted.counts_on_device = counts;

@@ -81,6 +81,43 @@ TEST_F(Plots, SquaresOfARing) {
   expect_refused(out + dir_.put("long.csv", many), {"up to 64 tokens"});
 }
 
+// How tokens were shared out over experts: a layer or the mean of all, in every step or some, of up to six reports.
+TEST_F(Plots, LoadOfExperts) {
+  const auto row = [](int step, int layer, const std::string& choices, const std::string& imbalance) {
+    return R"({"step":)" + std::to_string(step) + R"(,"layer":)" + std::to_string(layer) + R"(,"choices":[)" + choices +
+           R"(],"imbalance":)" + imbalance + "}";
+  };
+  const auto report = [&](const char* file, const std::string& rows) {
+    return dir_.put(file, R"({"program":"p","experts":[)" + rows + "]}");
+  };
+  const std::string two = row(0, 0, "3,1", "1.5") + "," + row(0, 1, "4,0", "2");
+  const std::string good = report("good.json", two + "," + row(9, 0, "2,2", "1") + "," + row(9, 1, "1,3", "1.5"));
+  const std::string one = report("one.json", row(0, 0, "1,1,1", "1")), png = "\x89PNG\r\n\x1a\n";
+  expect_picture("load", "load.png", good, png);
+  expect_picture("load", "layer.png", "--layer 1 a=" + good + " " + good, png);
+  expect_picture("load", "six.png", one + " a=" + good + " " + good + " " + good + " " + good + " " + good, png);
+  expect_picture("load", "load.svg", one + " " + good, "<?xml");
+
+  const std::string out = "load " + dir_.path("o.png") + " ";
+  expect_refused(out + report_, {"report.json", "no load of experts", "lesson 06"});
+  expect_refused(out + report("dense.json", ""), {"dense.json", "no load of experts"});
+  expect_refused(out + dir_.put("array.json", "[1]"), {"array.json", "is not a report", "--json"});
+  expect_refused(out + dir_.put("trace.json", R"({"traceEvents":[]})"), {"trace.json", "is not a report"});
+  expect_refused(out + dir_.put("word.json", R"({"program":"p","experts":"many"})"), {"word.json", "no list of experts"});
+  expect_refused(out + dir_.put("row.json", R"({"program":"p","experts":[{"step":0}]})"), {"row.json", "no 'layer' in it"});
+  expect_refused(out + report("cut.json", two + "," + row(1, 0, "3,1", "1.5")), {"cut.json", "missing or twice"});
+  expect_refused(out + report("twice.json", two + "," + two), {"twice.json", "missing or twice"});
+  expect_refused(out + report("sizes.json", row(0, 0, "3,1", "1.5") + "," + row(1, 0, "1,1,1", "1")), {"different numbers"});
+  expect_refused(out + report("nobody.json", row(0, 0, "0,0", "1")), {"nobody.json", "no token's choices"});
+  expect_refused(out + report("nan.json", row(0, 0, "3,1", R"("nan")")), {"nan.json", "imbalance"});
+  expect_refused(out + good + " --layer 2", {"--layer 2", "good has layers 0, 1"});
+  expect_refused(out + good + " --layer x", {"--layer", "invalid int value"});
+  expect_refused(out + one + " " + good + " --layer 1", {"one has only layer 0"});
+  std::string seven;
+  for (int i = 0; i < 7; ++i) seven += " " + good;
+  expect_refused(out + seven, {"7 reports", "space for 6"});
+}
+
 // Messages of several sizes have no size of their own, and hops are drawn one by one.
 // Cells of a pipeline as boxes: every pass, F&B, and what is no cell.
 TEST_F(Plots, APipelinesCells) {

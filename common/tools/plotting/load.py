@@ -18,8 +18,8 @@ WIDTH, LEFT, RIGHT, BETWEEN, TOP = 12, 0.62, 1.05, 0.55, 0.98
 HEAD, MAP, LOW_MAP, TICKS, LABEL, CHART_HEAD, CHART = 0.3, 2.2, 1.35, 0.27, 0.2, 0.32, 1.65
 SWATCH = 0.24  # of a line, beside the panel's name
 
-REMARK = ("Colour: an expert's choices in a step over the even share; white is even (1), blue less, red more. Below: those of the busiest "
-          "expert,\na line for each panel. Beside a panel's name: their mean over the last tenth of the steps. ")
+REMARK = ("Colour: an expert's choices in a step over the even share; white is even (1), blue less, red more. Below: those of the busiest\n"
+          "expert, a line for each panel. Beside a panel's name: their mean over the last tenth of the steps. ")
 MEAN = "All are means of the layers, where one number stands for different experts."
 
 # shares: [expert][step], imbalance: [step]; of one layer or the mean. end: the imbalance at the end. color: of its line.
@@ -28,7 +28,8 @@ Panel = namedtuple("Panel", "name steps shares imbalance end color")
 
 def panel_of(load, layer, color):
     if layer is not None and layer not in load.layers:
-        raise BadInput(f"--layer {layer}: {load.name} has layers {', '.join(map(str, load.layers))}")
+        there = f"layers {', '.join(map(str, load.layers))}" if len(load.layers) > 1 else f"only layer {load.layers[0]}"
+        raise BadInput(f"--layer {layer}: {load.name} has {there}")
     layers = load.layers if layer is None else [layer]
 
     def share(step, expert):
@@ -68,14 +69,12 @@ def draw_load(arguments, loads):
     chart = figure.add_axes([LEFT / WIDTH, (TICKS + LABEL + 0.08) / height, (WIDTH - LEFT - RIGHT) / WIDTH, CHART / height])
     chart.set_xlim(0.5, last_step + 0.5)
     draw_lines(chart, panels)
-    what = "mean of the layers" if arguments.layer is None else f"layer {arguments.layer}"
-    style.title(figure, arguments.title or f"How tokens were shared out over experts, {what}", remark(arguments, loads))
-    style.write(figure, arguments.out)
-
-
-def remark(arguments, loads):
     means = arguments.layer is None and any(len(load.layers) > 1 for load in loads)
-    return REMARK + MEAN * means
+    what = "How tokens were shared out over experts"
+    if means or arguments.layer is not None:
+        what += ", mean of the layers" if means else f", layer {arguments.layer}"
+    style.title(figure, arguments.title or what, REMARK + MEAN * means)
+    style.write(figure, arguments.out)
 
 
 def draw_map(axes, panel, norm, wide, high):
@@ -97,8 +96,8 @@ def draw_map(axes, panel, norm, wide, high):
     axes.plot([0, SWATCH / wide], [1 + 0.13 / high] * 2, transform=axes.transAxes, color=panel.color, linewidth=3, clip_on=False,
               solid_capstyle="butt")
     name = axes.set_title(panel.name, loc="left", fontsize=11, fontweight="bold", pad=5, x=(SWATCH + 0.08) / wide)
-    dpi = axes.figure.dpi
-    while name.get_window_extent().width + end.get_window_extent().width > (wide - SWATCH - 0.2) * dpi and len(name.get_text()) > 2:
+    room = (wide - SWATCH - 0.2) * axes.figure.dpi - end.get_window_extent().width
+    while name.get_window_extent().width > room and len(name.get_text()) > 2:
         name.set_text(name.get_text().rstrip("…")[:-1] + "…")
 
 
