@@ -18,8 +18,9 @@ WIDTH, LEFT, RIGHT, BETWEEN, TOP = 12, 0.62, 1.05, 0.55, 0.98
 HEAD, MAP, LOW_MAP, TICKS, LABEL, CHART_HEAD, CHART = 0.3, 2.2, 1.35, 0.27, 0.2, 0.32, 1.65
 SWATCH = 0.24  # of a line, beside the panel's name
 
-REMARK = ("Colour: an expert's choices in a step over the even share; white is even (1), blue less, red more. Below: those of the busiest\n"
-          "expert, a line for each panel. Beside a panel's name: their mean over the last tenth of the steps. ")
+REMARK = ("Colour: an expert's choices in a step over the even share; white is even (1), blue less, red more. "
+          "Below: those of the busiest\nexpert, a line for each panel. Beside a panel's name: their mean over the last tenth of "
+          "the steps. ")
 MEAN = "All are means of the layers, where one number stands for different experts."
 
 # shares: [expert][step], imbalance: [step]; of one layer or the mean. end: the imbalance at the end. color: of its line.
