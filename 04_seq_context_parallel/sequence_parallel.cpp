@@ -126,17 +126,6 @@ bool has_rows_of_residual(const std::string& name) {
   return what != "q" && what != "k" && what != "v" && what != "attn";
 }
 
-// This rank's rows of each micro-batch, among those of all.
-std::vector<Segment> residual_rows(const Axis& axis, std::int64_t samples, std::int64_t micro_batch, std::int64_t length) {
-  std::vector<Segment> rows;
-  for (std::int64_t first = 0; first < samples; first += micro_batch) {
-    const std::int64_t tokens = std::min(micro_batch, samples - first) * length;
-    const Range share = share_of(tokens, axis.size(), axis.rank());
-    rows.push_back({first * length + share.begin, first * length + share.end});
-  }
-  return rows;
-}
-
 }  // namespace
 
 void apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<Axis>& axis, const SequenceParallelOptions& options,
@@ -158,7 +147,8 @@ void apply(TrainerOptions& settings, Mesh& mesh, const std::shared_ptr<Axis>& ax
                               micro_batch = settings.micro_batch,
                               before = settings.activation_part](const std::string& name, ActivationPart& part) {
     if (before) before(name, part);
-    if (has_rows_of_residual(name)) part.rows = residual_rows(*axis, samples, micro_batch, tokens_per_sequence);
+    if (part.rows.empty() && has_rows_of_residual(name))
+      part.rows = rows_of_shares(*axis, samples, micro_batch, tokens_per_sequence);
   };
 }
 

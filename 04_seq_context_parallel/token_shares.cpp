@@ -1,5 +1,6 @@
 #include "04_seq_context_parallel/token_shares.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "common/comm/world.h"
@@ -79,6 +80,17 @@ PendingTensor begin_reduce_scatter(Axis& axis, Context& ctx, const Tensor& x, co
     wait(later.stream, *done);
     return shard.rows(0, own);
   };
+}
+
+std::vector<Segment> rows_of_shares(const Axis& axis, std::int64_t samples, std::int64_t micro_batch,
+                                    std::int64_t tokens_per_sequence) {
+  std::vector<Segment> rows;
+  for (std::int64_t first = 0; first < samples; first += micro_batch) {
+    const std::int64_t tokens = std::min(micro_batch, samples - first) * tokens_per_sequence;
+    const Range share = share_of(tokens, axis.size(), axis.rank());
+    rows.push_back({first * tokens_per_sequence + share.begin, first * tokens_per_sequence + share.end});
+  }
+  return rows;
 }
 
 }  // namespace ref5d::sequence_parallel

@@ -1,6 +1,8 @@
 // Rows of the residual stream, cut over the ranks of the tensor-parallel axis: T rows in shares that differ by one at most.
 #pragma once
 
+#include <vector>
+
 #include "03_tensor_parallel/axis.h"
 #include "common/model/linear.h"
 
@@ -12,5 +14,9 @@ namespace ref5d::sequence_parallel {
                                              const char* phase);
 // This rank's rows of the sum of x [rows, H] over the ranks: the other's backward.
 [[nodiscard]] PendingTensor begin_reduce_scatter(tensor_parallel::Axis& axis, Context& ctx, const Tensor& x, const char* phase);
+
+// This rank's rows of each micro-batch, among those of all `samples`, of which a rank has so many tokens each. For dumps.
+[[nodiscard]] std::vector<Segment> rows_of_shares(const tensor_parallel::Axis& axis, std::int64_t samples,
+                                                  std::int64_t micro_batch, std::int64_t tokens_per_sequence);
 
 }  // namespace ref5d::sequence_parallel

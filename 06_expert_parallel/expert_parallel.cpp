@@ -9,6 +9,7 @@
 #include "03_tensor_parallel/region.h"
 #include "03_tensor_parallel/shared_gradients.h"
 #include "03_tensor_parallel/tensor_parallel.h"
+#include "04_seq_context_parallel/token_shares.h"
 #include "06_expert_parallel/all_gather_dispatcher.h"
 #include "06_expert_parallel/alltoall_dispatcher.h"
 #include "06_expert_parallel/hierarchical_dispatcher.h"
@@ -102,6 +103,30 @@ void join(MoeMlp& moe, const MoeConfig& config, const Seams& seams) {
   if (moe.shared) moe.shared->mlp.region = make_region(tensor, "forward", "backward");
 }
 
+bool is_of_router(const std::string& name) {
+  return name.ends_with("/router_scores") || name.ends_with("/experts") || name.ends_with("/router_logits");
+}
+
+// For dumps: which rows of the batch a router has had along tp, before context parallelism says where in its sequences they
+// are. Of experts that are cut, each rank has the part of the router's gradient that its own columns make.
+void locate_router(TrainerOptions& settings, Mesh& mesh, const ExpertParallelOptions& options, const TensorAxis& tensor) {
+  const std::int64_t samples = settings.global_batch / mesh["dp"].size();
+  std::vector<Segment> rows;
+  switch (router_rows(options, tensor)) {
+    case RouterRows::kResidual: return;
+    case RouterRows::kAll: rows = {{0, samples * tensor.tokens_per_sequence}}; break;
+    case RouterRows::kShareOfAll:
+      rows = sequence_parallel::rows_of_shares(*tensor.axis, samples, settings.micro_batch, tensor.tokens_per_sequence);
+  }
+  settings.activation_part = [rows, cut = options.expert_tp, before = settings.activation_part](const std::string& name,
+                                                                                                ActivationPart& part) {
+    const bool of_router = is_of_router(name);
+    if (of_router) part.rows = rows;
+    if (before) before(name, part);
+    if (of_router) part.partial = cut && name.starts_with("sub_grad/");
+  };
+}
+
 }  // namespace
 
 void cut(Gpt& gpt, const Range& experts, bool distributed, bool expert_tp, int tp, int tp_rank) {
@@ -135,6 +160,7 @@ std::shared_ptr<ExpertAxis> apply(TrainerOptions& settings, Mesh& mesh, const Ex
         static_cast<int>(mesh.coordinate("tp")));
     for (const auto& block : gpt.blocks) join(moe_of(*block), moe, seams);
   };
+  locate_router(settings, mesh, options, tensor);
   const bool other_rows_along_tp = tensor.axis && !options.expert_tp;
   if (options.faults.own_load) return axis;
   settings.sum_router_load = [&mesh, other_rows_along_tp](Stream& stream, const Tensor& load) {

@@ -15,6 +15,7 @@
 //                partial results are summed where a dense MLP's are
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -29,6 +30,7 @@ namespace ref5d::expert_parallel {
 struct TensorAxis {
   std::shared_ptr<tensor_parallel::Axis> axis;
   std::optional<sequence_parallel::SequenceParallelOptions> sequence;
+  std::int64_t tokens_per_sequence = 0;  // on this rank, fewer than the model's where context parallelism cuts sequences
 };
 
 // Leaves this rank its experts, and its columns of them, of a model without storage. InputError if some rank would have none.

@@ -8,6 +8,7 @@
 #include "02_ddp_zero/replicas.h"
 #include "03_tensor_parallel/cut.h"
 #include "03_tensor_parallel/replica_check.h"
+#include "04_seq_context_parallel/context_parallel.h"
 #include "04_seq_context_parallel/run.h"
 #include "05_pipeline/run.h"
 #include "06_expert_parallel/claims.h"
@@ -38,7 +39,9 @@ int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
 void apply_all(LayoutPlan& l, const Lesson& lesson, Mesh& mesh) {
   const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
   const auto tensor = seq_context_parallel::apply_cuts(l.settings, mesh, stage);
-  (void)apply(l.settings, mesh, lesson.expert, {tensor, stage.sp ? SequenceOptions(stage.sequence) : std::nullopt});
+  (void)apply(l.settings, mesh, lesson.expert,
+              {tensor, stage.sp ? SequenceOptions(stage.sequence) : std::nullopt,
+               context_parallel::tokens_here(mesh, stage.context, l.settings.model.seq)});
   std::shared_ptr<pipeline::Pipeline> passes;
   if (l.plan) passes = pipeline::apply(l.settings, mesh, l.plan, lesson.pipeline.pipeline);
   data_parallel::apply(l.settings, mesh, stage.strategy, l.shard_size, passes);

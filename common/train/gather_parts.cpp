@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace ref5d {
 
@@ -144,6 +145,8 @@ HostTensor gather_activation(const Group& group, const HostTensor& mine, const A
     dtype = its_dtype;
     const auto n = static_cast<std::int64_t>(data.size() / dtype_size(dtype));
     p.values = HostTensor{dtype, {n}, data}.to_doubles();
+    if (p.values.size() != indices(p.rows).size() * indices(p.columns).size())
+      throw std::logic_error("a rank has more or fewer elements of an activation than its part of it");
     rows = std::max(rows, end_of(p.rows));
     columns = std::max(columns, end_of(p.columns));
   }

@@ -249,9 +249,10 @@ void expect_one_error(const Outcome& outcome, int status, const std::vector<std:
   EXPECT_TRUE(outcome.err.ends_with('\n')) << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with("01_grad_accum: ") || outcome.err.starts_with("02_ddp_zero: ") ||
               outcome.err.starts_with("03_tensor_parallel: ") || outcome.err.starts_with("04_seq_context_parallel: ") ||
-              outcome.err.starts_with("05_pipeline: ") || outcome.err.starts_with("compare: ") ||
-              outcome.err.starts_with("bench: ") || outcome.err.starts_with("kernels: ") ||
-              outcome.err.starts_with("plots: ") || outcome.err.starts_with("bench_comm: "))
+              outcome.err.starts_with("05_pipeline: ") || outcome.err.starts_with("06_expert_parallel: ") ||
+              outcome.err.starts_with("compare: ") || outcome.err.starts_with("bench: ") ||
+              outcome.err.starts_with("kernels: ") || outcome.err.starts_with("plots: ") ||
+              outcome.err.starts_with("bench_comm: "))
       << outcome.err;
   for (const std::string& part : parts) expect_contains(outcome.err, part);
   for (const char* success : {"checks hold", "claims hold", "checks and"})
