@@ -20,6 +20,8 @@ void SharedExperts::begin_forward(Context& ctx, const Tensor& x, Pass& pass) {
   Context own(ctx, stream ? *stream : ctx.stream);
   own.probe = nullptr;  // the layer's input and output are the whole sublayer's
   if (stream) order(ctx.stream, *stream);
+  pass.in_use = {x};
+  pass.input = x;
   std::any state;
   const Tensor in = mlp.dispatch(own, x, pass.saved, state);
   pass.result = mlp.combine(own, mlp.compute(own, in, pass.saved, state), pass.saved, state);
@@ -32,6 +34,9 @@ void SharedExperts::begin_backward(Context& ctx, const Tensor& dy, Pass& pass) {
   work.defer(ctx.weight_grads->deferred());
   own.weight_grads = &work;
   if (stream) order(ctx.stream, *stream);
+  // The input may be an activation of the model's stream that backward's weight gradients are the last to hold.
+  pass.in_use = {dy, pass.input};
+  pass.input = {};
   std::any state;
   const Tensor dout = mlp.compute_backward(own, mlp.combine_backward(own, dy, pass.saved, state), pass.saved, state);
   pass.result = mlp.dispatch_backward(own, dout, pass.saved, state);
@@ -50,6 +55,7 @@ void SharedExperts::add_result(Context& ctx, const Tensor& to, Pass& pass) {
   if (to.numel() > 0) add(ctx.stream, to, to, pass.result);
   if (stream) order(ctx.stream, *stream);  // whose memory the result is
   pass.result = {};
+  pass.in_use.clear();
 }
 
 }  // namespace ref5d

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "common/model/mlp.h"
 
@@ -15,7 +16,10 @@ class SharedExperts {
   // One micro-batch's pass, between its forward and its backward.
   struct Pass {
     Saved saved;
+    Tensor input;   // from forward to backward; it is kept for the weight gradients in any case
     Tensor result;  // while it waits to be added
+    // What the stream of their own may still read, though the host has let go of it: until the model's stream waits for it.
+    std::vector<Tensor> in_use;
   };
   // Each is begun and, when its result is needed, finished: y += the MLP of x; dx += its gradient.
   void begin_forward(Context& ctx, const Tensor& x, Pass& pass);

@@ -46,6 +46,8 @@ std::string generate_text(Trainer& trainer, const std::string& prompt, std::int6
   Context ctx = trainer.context();
   ctx.dropout = 0;
   ctx.probe = nullptr;
+  ctx.routes = nullptr;  // which knows training samples
+  ctx.router_load = {};
   // Every rank has the whole text, however training cuts sequences.
   Loader loader(config, ctx.dtype, trainer.stream(),
                 {.cut = {}, .plan_attention = {}, .scatter_residual = trainer.options().loader.scatter_residual});

@@ -162,7 +162,7 @@ Report Report::from_json(const Json& json, const std::string& what) try {
   r.checks = rows_from_json(json.at("checks"), check_from_json);
   r.traffic = rows_from_json(json.at("traffic"), traffic_from_json);
   r.memory = rows_from_json(json.at("memory"), memory_from_json);
-  if (const Json* loads = json.find("experts")) r.experts = rows_from_json(*loads, load_from_json);
+  r.experts = rows_from_json(json.at("experts"), load_from_json);
   for (const auto& [key, value] : json.at("timing").members()) r.timing[key] = value.as_double();
   r.claims = rows_from_json(json.at("claims"), claim_from_json);
   return r;
