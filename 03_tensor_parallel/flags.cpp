@@ -26,9 +26,7 @@ void declare(CommandLine& line, Flags& flags) {
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
 
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 void settle(const CommandLine& line, Options& options, Flags& flags, int ranks) {
   if (options.axes.empty()) options.axes["tp"] = ranks;

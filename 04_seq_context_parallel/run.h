@@ -12,8 +12,8 @@
 
 namespace ref5d::seq_context_parallel {
 
-// Applies what cuts a layer to a single device's settings, in their order: tensor, sequence, context. Returns the axis tp of the
-// cut layers, null if nothing is cut along it.
+// Applies what cuts a layer to a single device's settings, in their order: tensor, sequence, context. Returns the axis tp of
+// the cut layers, null if nothing is cut along it.
 std::shared_ptr<tensor_parallel::Axis> apply_cuts(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson);
 // And then data parallelism.
 void apply(TrainerOptions& settings, Mesh& mesh, const Lesson& lesson, int shard_size);

@@ -44,7 +44,8 @@ struct SequenceParallelOptions {
 
 [[nodiscard]] std::vector<std::string> keep_names();
 
-// The seam around cut layers: gather on the way in, reduce-scatter on the way out. The phases are what traffic is entered under.
+// The seam around cut layers: gather on the way in, reduce-scatter on the way out. The phases are what traffic is entered
+// under.
 [[nodiscard]] std::unique_ptr<Region> make_region(const std::shared_ptr<tensor_parallel::Axis>& axis,
                                                   const SequenceParallelOptions& options, const char* forward_phase,
                                                   const char* backward_phase);

@@ -16,6 +16,9 @@ HostTensor read_layer(const SafetensorsFile& file, const GptConfig& model, std::
   if (!file.contains(name))
     throw InputError(
         fmt::format("--route-replay {} has no tensor {}; write one with --dump FILE --dump-level full", file.path(), name));
+  if (const std::string dtype = file.info(name).dtype; dtype != "I32" && dtype != "I64")
+    throw InputError(
+        fmt::format("--route-replay {}: {} holds {}; numbers of experts are I32 or I64", file.path(), name, dtype));
   HostTensor t = file.read(name);
   const bool fits = t.shape.size() == 3 && t.shape[0] >= samples && t.shape[1] == model.seq && t.shape[2] == model.moe.top_k;
   if (!fits)

@@ -7,8 +7,8 @@
 namespace ref5d::testing {
 namespace {
 
-const std::vector<std::string> kCases = {"llama", "llama_mha_odd_vocab", "llama_ignored_labels", "llama_packed", "gpt2",
-                                         "mixtral", "mixtral_top1", "deepseek"};
+const std::vector<std::string> kCases = {
+    "llama", "llama_mha_odd_vocab", "llama_ignored_labels", "llama_packed", "gpt2", "mixtral", "mixtral_top1", "deepseek"};
 
 class Golden : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> {};
 

@@ -75,14 +75,27 @@ TEST(GpuCheck, EveryStepHasItsRow) {
   EXPECT_EQ(steps.at("compute-sanitizer racecheck").result, "not run to the end");
   steps.erase("compute-sanitizer memcheck");
   steps.erase("compute-sanitizer racecheck");
-  for (const char* name :
-       {"build", "kernels against the CPU's values", "a case for every kernel", "compute-sanitizer initcheck",
-        "01_grad_accum bf16", "02_ddp_zero zero3 on 4 ranks", "03_tensor_parallel on 4 ranks", "03_tensor_parallel tp 2",
-        "03_tensor_parallel tp 2 x dp 2, zero3", "04_seq_context_parallel on 4 ranks",
-        "04_seq_context_parallel ulysses 2 x ring 2", "04_seq_context_parallel cp 2 x tp 2 with sp, zero3",
-        "05_pipeline on 4 ranks", "05_pipeline zb-v on 2 ranks", "05_pipeline dualpipe pp 2 x tp 2 with sp, zero1",
-        "06_expert_parallel on 4 ranks", "06_expert_parallel hierarchical, two nodes", "06_expert_parallel ep 2 x tp 2, zero3",
-        "their values are the same, bit by bit", "time by kernel, fp32", "time of a step, fp32"})
+  for (const char* name : {"build",
+                           "kernels against the CPU's values",
+                           "a case for every kernel",
+                           "compute-sanitizer initcheck",
+                           "01_grad_accum bf16",
+                           "02_ddp_zero zero3 on 4 ranks",
+                           "03_tensor_parallel on 4 ranks",
+                           "03_tensor_parallel tp 2",
+                           "03_tensor_parallel tp 2 x dp 2, zero3",
+                           "04_seq_context_parallel on 4 ranks",
+                           "04_seq_context_parallel ulysses 2 x ring 2",
+                           "04_seq_context_parallel cp 2 x tp 2 with sp, zero3",
+                           "05_pipeline on 4 ranks",
+                           "05_pipeline zb-v on 2 ranks",
+                           "05_pipeline dualpipe pp 2 x tp 2 with sp, zero1",
+                           "06_expert_parallel on 4 ranks",
+                           "06_expert_parallel hierarchical, two nodes",
+                           "06_expert_parallel ep 2 x tp 2, zero3",
+                           "their values are the same, bit by bit",
+                           "time by kernel, fp32",
+                           "time of a step, fp32"})
     EXPECT_TRUE(steps.contains(name)) << name;
   for (const auto& [name, step] : steps) {
     EXPECT_EQ(step.result, "ok") << name << ": " << step.remark;

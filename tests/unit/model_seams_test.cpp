@@ -51,7 +51,8 @@ void play_rank(Gpt& gpt, std::int64_t rank) {
 MicroBatch rows_of_rank(const MicroBatch& whole, std::int64_t rank, Stream& stream) {
   const HalfOfTheRows half(rank);
   MicroBatch b = whole;
-  b.residual = {half.scatter(whole.residual.sample), half.scatter(whole.residual.order), half.scatter(whole.residual.position), {}, {}};
+  b.residual = {
+      half.scatter(whole.residual.sample), half.scatter(whole.residual.order), half.scatter(whole.residual.position), {}, {}};
   std::vector<std::int32_t> labels(static_cast<std::size_t>(whole.token_count()), kIgnoreLabel);
   const std::vector<double> values = whole.labels.to_doubles(stream);
   const std::size_t n = labels.size() / 2, begin = static_cast<std::size_t>(rank) * n;
