@@ -26,8 +26,6 @@ void declare(CommandLine& line, Flags& flags) {
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
 
-namespace {}  // namespace
-
 void settle(const CommandLine& line, Options& options, Flags& flags, int ranks) {
   if (options.axes.empty()) options.axes["tp"] = ranks;
   const auto tp = static_cast<int>(mesh_sizes(options, ranks).tp);

@@ -40,6 +40,7 @@ bool ReplicaCheck::operator()(Trainer& trainer) const {
   std::vector<const Parameter*> shared;
   for (const Parameter* p : trainer.gpt().parameters())
     if (shared_.contains(p->name)) shared.push_back(p);
+  for (const Parameter* p : trainer.gpt().buffers()) shared.push_back(p);  // whole wherever their layer is
   const bool ordinary = agree(copies_, trainer, false), experts = agree(copies_of_experts_, trainer, true);
   return unequal_elements(everyone_, shared, trainer.stream()) == 0 && ordinary && experts;
 }

@@ -1,5 +1,5 @@
 // Whether ranks that hold the same weights, or some of the same, hold them in the same bits (P12). Beside copies along dp there
-// are those along tp: norms, biases of row-parallel layers, kv heads that several ranks need.
+// are those along tp: norms, biases of row-parallel layers, kv heads that several ranks need. Buffers are on all ranks.
 #pragma once
 
 #include <set>

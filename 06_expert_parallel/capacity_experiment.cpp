@@ -31,11 +31,9 @@ BufferCosts run_buffers(Experiment& e, const Buffers& buffers, Mesh& mesh) {
   o.recompute = "none";
   o.moe.capacity_factor = buffers.factor;
   o.moe.pad_to_capacity = buffers.padded;
-  Lesson lesson = e.lesson;
-  lesson.sabotage = nullptr;
-  lesson.expert.dispatcher = "alltoall";
+  const Lesson lesson = lesson_of_own("alltoall");
   LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
-  const Layout layout = layout_of(o, lesson, mesh);
+  const Layout layout = layout_of(plan, lesson, mesh);
   Routes routes{layout.model.seq, layout.model.moe.top_k, {}};
   RouteLog keep(routes, RouteLog::Mode::kKeep);
   plan.settings.routes = &keep;

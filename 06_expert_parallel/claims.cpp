@@ -12,7 +12,8 @@
 
 namespace ref5d::expert_parallel {
 
-Layout layout_of(const Options& options, const Lesson& lesson, Mesh& mesh) {
+Layout layout_of(const LayoutPlan& plan, const Lesson& lesson, Mesh& mesh) {
+  const Options& options = plan.options;
   const auto size = [&](const char* axis) { return static_cast<int>(mesh.size(axis)); };
   Layout l{options, model_config(options), lesson.expert, {}, size("pp"), size("edp"), size("cp"), lesson.pipeline.stage.sp};
   l.tokens.moe = l.model.moe;
@@ -25,7 +26,14 @@ Layout layout_of(const Options& options, const Lesson& lesson, Mesh& mesh) {
   l.tokens.tp = size("tp");
   l.tokens.expert_tp = lesson.expert.expert_tp;
   l.tokens.sequences = context_parallel::make_layout(lesson.pipeline.stage.context.layout, l.model.seq, l.cp);
-  if (lesson.expert.dispatcher == "hierarchical") l.tokens.nodes = nodes_along(mesh["ep"]);
+  if (lesson.expert.dispatcher == "hierarchical") l.tokens.nodes = nodes_of_groups(mesh);
+  if (plan.plan)
+    l.tokens.stage_rank = [plan = plan.plan](std::int64_t layer, std::int64_t micro_batch) {
+      int stage = 0;
+      for (; layer >= plan->layers[static_cast<std::size_t>(stage)]; ++stage)
+        layer -= plan->layers[static_cast<std::size_t>(stage)];
+      return plan->assignment.rank_of(stage, static_cast<int>(micro_batch % plan->schedule.micro_batches));
+    };
   return l;
 }
 
@@ -40,17 +48,6 @@ struct ChoiceBytes {
 ChoiceBytes choice_bytes(const Layout& l) {
   const std::int64_t k = l.model.moe.top_k;
   return {k * 4, k * static_cast<std::int64_t>(dtype_size(accumulator_of(l.options.dtype)))};
-}
-
-// Numbers of rows, 4 bytes each, that a micro-batch's ranks along ep tell each other in one layer.
-std::int64_t bytes_of_counts(const Layout& l) {
-  const std::int64_t experts = l.model.moe.experts, ep = l.tokens.ep;
-  if (l.tokens.nodes.empty()) return (ep - 1) * experts * 4;  // each expert's, from every other rank
-  std::int64_t n = ep * (ep - 1) * 4;                         // each rank's to every other
-  for (const NodeRanks& node : l.tokens.nodes)
-    n += (node.end - node.begin - 1) * 4 *
-         (experts_of(experts, l.tokens.ep, node.end - 1).end - experts_of(experts, l.tokens.ep, node.begin).begin);
-  return n;
 }
 
 RoutedBytes bytes_of_all_gather(const RoutedRows& rows, const Layout& l) {
@@ -74,7 +71,7 @@ RoutedBytes routed_bytes(const RoutedRows& rows, const Layout& l) {
     const bool hierarchical = !l.tokens.nodes.empty();
     const std::int64_t moved = hierarchical ? rows.between_nodes + rows.inside_nodes : rows.leaving;
     b.dispatch = b.combine = b.combine_backward = b.dispatch_backward = moved * l.model.hidden * element_bytes(l);
-    if (!l.model.moe.pad_to_capacity) b.counts = rows.trips / l.tokens.ep * bytes_of_counts(l);
+    b.counts = rows.counts * 4;
     const ChoiceBytes choice = choice_bytes(l);
     if (hierarchical) b.choices = rows.between_nodes * (choice.chosen + 2 * choice.weights);
   }

@@ -5,6 +5,7 @@
 
 #include "06_expert_parallel/lesson.h"
 #include "06_expert_parallel/routed_rows.h"
+#include "06_expert_parallel/run.h"
 #include "common/app/options.h"
 #include "common/verify/report.h"
 
@@ -19,7 +20,7 @@ struct Layout {
   int pp = 1, edp = 1, cp = 1;
   bool sp = false;
 };
-[[nodiscard]] Layout layout_of(const Options& options, const Lesson& lesson, Mesh& mesh);
+[[nodiscard]] Layout layout_of(const LayoutPlan& plan, const Lesson& lesson, Mesh& mesh);
 
 // What was counted on one rank.
 struct RankCounts {

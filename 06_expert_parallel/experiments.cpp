@@ -13,6 +13,12 @@ constexpr ExperimentEntry<Experiment> kExperiments[] = {
 
 }  // namespace
 
+Lesson lesson_of_own(const std::string& dispatcher) {
+  Lesson lesson;
+  lesson.expert.dispatcher = dispatcher;
+  return lesson;
+}
+
 std::vector<std::string> experiment_names() { return names_of(kExperiments); }
 
 void run_experiments(const std::string& name, Experiment& experiment) { run_named(kExperiments, name, experiment); }

@@ -20,6 +20,9 @@ struct Experiment {
   [[nodiscard]] bool prints() const { return world.is_root() && !options.quiet; }
 };
 
+// The lesson on a mesh of an experiment's own: what the user chose for other layouts does not fit there.
+[[nodiscard]] Lesson lesson_of_own(const std::string& dispatcher);
+
 // "none", the names below, "all".
 [[nodiscard]] std::vector<std::string> experiment_names();
 // Runs the named one and appends its claims to the report; tables go to stdout. All ranks call it.

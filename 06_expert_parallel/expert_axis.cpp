@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "common/comm/world.h"
 #include "common/device/error.h"
@@ -19,24 +20,39 @@ int rank_of_expert(std::int64_t expert, std::int64_t experts, int ranks) {
 
 std::vector<std::string> dispatcher_names() { return {"alltoall", "hierarchical", "allgather"}; }
 
-std::vector<NodeRanks> nodes_along(const Communicator& ep) {
+std::vector<NodeRanks> nodes_of(const std::vector<int>& ranks) {
   std::vector<NodeRanks> nodes;
-  std::vector<int> seen;
-  for (int r = 0; r < ep.size(); ++r) {
-    const int node = world().node(ep.group().ranks[static_cast<std::size_t>(r)]);
-    if (!seen.empty() && seen.back() == node) {
+  std::set<int> seen;
+  int last = -1;
+  for (int r = 0; r < static_cast<int>(ranks.size()); ++r) {
+    const int node = world().node(ranks[static_cast<std::size_t>(r)]);
+    if (node == last) {
       ++nodes.back().end;
       continue;
     }
-    if (std::find(seen.begin(), seen.end(), node) != seen.end())
+    if (!seen.insert(last = node).second)
       throw InputError(
           "--dispatcher hierarchical needs the ranks of a node to be neighbours along --ep; start the ranks host by host, or "
           "use "
           "alltoall");
-    seen.push_back(node);
     nodes.push_back({r, r + 1});
   }
   return nodes;
+}
+
+std::vector<std::vector<NodeRanks>> nodes_of_groups(const Mesh& mesh) {
+  const auto size = [&](const char* axis) { return static_cast<int>(mesh.size(axis)); };
+  const int outside = size("pp") * size("edp"), ep = size("ep"), inside = size("cp") * size("tp");
+  std::vector<std::vector<NodeRanks>> groups;
+  for (int outer = 0; outer < outside; ++outer) {
+    for (int inner = 0; inner < inside; ++inner) {
+      std::vector<int> ranks;
+      for (int e = 0; e < ep; ++e)
+        ranks.push_back(mesh.everyone().ranks[static_cast<std::size_t>((outer * ep + e) * inside + inner)]);
+      groups.push_back(nodes_of(ranks));
+    }
+  }
+  return groups;
 }
 
 ExpertAxis::ExpertAxis(Mesh& mesh, const ExpertParallelOptions& options, std::int64_t experts)
@@ -44,7 +60,8 @@ ExpertAxis::ExpertAxis(Mesh& mesh, const ExpertParallelOptions& options, std::in
   if (experts < size())
     throw InputError(fmt::format("--ep {} needs at least as many experts; the model has {}", size(), experts));
   if (options.dispatcher == "hierarchical") {
-    nodes_ = nodes_along(communicator_);
+    (void)nodes_of_groups(mesh);  // which all ranks refuse alike
+    nodes_ = nodes_of(communicator_.group().ranks);
     const NodeRanks own = nodes_[static_cast<std::size_t>(node_of(rank()))];
     node_ = &mesh.subgroup("ep", own.begin, own.end);
   }

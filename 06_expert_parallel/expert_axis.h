@@ -46,14 +46,16 @@ struct NodeRanks {
   int begin, end;
 };
 
-// The nodes of the ranks along ep. InputError if those of a node are not next to each other.
-[[nodiscard]] std::vector<NodeRanks> nodes_along(const Communicator& ep);
+// The nodes of ranks of the world, in their order along ep. InputError if those of a node are not next to each other.
+[[nodiscard]] std::vector<NodeRanks> nodes_of(const std::vector<int>& ranks);
+// Of every group of ranks along ep, in the order of their places along pp, edp, cp and tp: they may lie on nodes differently.
+[[nodiscard]] std::vector<std::vector<NodeRanks>> nodes_of_groups(const Mesh& mesh);
 
 // Shared by all layers of one model on one rank.
 class ExpertAxis {
  public:
-  // The axis "ep" of a mesh that outlives this. InputError if the dispatcher is hierarchical and a node's ranks are not next to
-  // each other along the axis.
+  // The axis "ep" of a mesh that outlives this. InputError, alike on all ranks, if a rank would have no expert, or if the
+  // dispatcher is hierarchical and a node's ranks are not next to each other along the axis.
   ExpertAxis(Mesh& mesh, const ExpertParallelOptions& options, std::int64_t experts);
 
   [[nodiscard]] int size() const { return communicator_.size(); }

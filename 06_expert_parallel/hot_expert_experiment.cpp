@@ -110,6 +110,7 @@ Options hot_options(const Experiment& e, const Cure& cure) {
   o.seed = e.options.seed;
   o.mesh = o.allows_experts = true;
   o.model = "tiny-deepseek";
+  o.dtype = Dtype::kFp64;  // in which one device's choices are those of the ranks
   o.layers = 2;
   o.moe.top_k = 1;
   o.moe.groups = o.moe.top_groups = 1;
@@ -132,10 +133,7 @@ Moment moment_of(const RunRecord& record, const std::vector<ExpertLoad>& loads, 
 // Trains with one cure from the biased router on. Work and memory are recorded of the first step and of the last.
 Outcome train_hot(Experiment& e, const Cure& cure, Mesh& mesh) {
   const Options o = hot_options(e, cure);
-  Lesson lesson = e.lesson;
-  lesson.sabotage = nullptr;
-  lesson.expert.dispatcher = "alltoall";
-  const LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
+  const LayoutPlan plan = plan_layout(o, lesson_of_own("alltoall"), e.world, mesh);
   const Dataset data(dataset_options(o, plan.single.model));
   const Biases biases = find_biases(plan.single, data);
   Trainer trainer(plan.settings, data);

@@ -1,5 +1,8 @@
 #include "06_expert_parallel/replica_scope.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "common/comm/world.h"
 #include "common/kernels/expert_rows.h"
 #include "common/kernels/rows.h"
@@ -13,8 +16,28 @@ ResidualRows ReplicaScope::rows(const MicroBatch& b) const {
   return b.rows.part(share.begin, share.end);
 }
 
+namespace {
+
+// A mistake to show (T8): every rank takes its own tokens for the whole of each sequence, so that f and P are its own means,
+// and the balance loss the mean of the ranks' own, by their tokens. load [D, 2, E] is first in x.
+void take_for_the_whole(Context& ctx, const Tensor& x) {
+  const std::vector<double> lengths = ctx.batch->balance.lengths.to_doubles(ctx.stream);
+  std::vector<double> sums = x.to_doubles(ctx.stream);
+  const std::size_t of_sequence = (sums.size() - 1) / std::max<std::size_t>(lengths.size(), 1);
+  for (std::size_t d = 0; d < lengths.size(); ++d) {
+    const auto begin = sums.begin() + static_cast<std::ptrdiff_t>(d * of_sequence);
+    const auto end = begin + static_cast<std::ptrdiff_t>(of_sequence);
+    const double tokens = std::accumulate(begin + static_cast<std::ptrdiff_t>(of_sequence / 2), end, 0.0);
+    if (tokens > 0) std::transform(begin, end, begin, [&](double n) { return n * lengths[d] / tokens; });
+  }
+  x.copy_from(HostTensor::from_doubles(sums, x.shape(), x.dtype()), ctx.stream);
+}
+
+}  // namespace
+
 void ReplicaScope::sum(Context& ctx, const Tensor& x) const {
-  if (setup_.others == nullptr || setup_.faults.aux_per_rank) return;
+  if (setup_.others == nullptr) return;
+  if (setup_.faults.aux_per_rank) return take_for_the_whole(ctx, x);
   const TrafficLedger::Phase phase(world().traffic(), ctx.recomputing ? "recomputation" : "balance");
   order(ctx.stream, *setup_.stream);
   setup_.others->all_reduce(*setup_.stream, x);

@@ -43,14 +43,14 @@ void expect_choices(const std::string& path, const std::vector<std::int32_t>& ch
 
 }  // namespace
 
-Routes read_routes(const std::string& path, const GptConfig& model, std::int64_t samples) {
+Routes read_routes(const std::string& path, const GptConfig& model, std::int64_t first, std::int64_t samples) {
   const SafetensorsFile file(path);
   Routes routes{model.seq, model.moe.top_k, {}};
   const std::int64_t of_sample = model.seq * model.moe.top_k;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     const std::vector<double> values = read_layer(file, model, layer, samples).to_doubles();
     for (std::int64_t s = 0; s < samples; ++s) {
-      std::vector<std::int32_t>& choices = routes.chosen[{layer, s}];
+      std::vector<std::int32_t>& choices = routes.chosen[{layer, first + s}];
       for (std::int64_t i = s * of_sample; i < (s + 1) * of_sample; ++i)
         choices.push_back(static_cast<std::int32_t>(values[static_cast<std::size_t>(i)]));
       expect_choices(path, choices, model);

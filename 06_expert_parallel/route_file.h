@@ -9,8 +9,9 @@
 namespace ref5d::expert_parallel {
 
 // The tensors sub/I/experts of a safetensors file, one for each layer I: integers [samples, S, k], as --dump-level full writes
-// them of the first step. Those of `samples` samples, from the first. InputError if they are not there, have another shape, or
-// name experts that the model has not, or one twice for a token.
-[[nodiscard]] Routes read_routes(const std::string& path, const GptConfig& model, std::int64_t samples);
+// them of a run's first step. The first of them are for the samples first .. first + samples - 1 that a run trains on (after
+// --resume, not from 0). InputError if they are not there, have another shape, or name experts that the model has not, or one
+// twice for a token.
+[[nodiscard]] Routes read_routes(const std::string& path, const GptConfig& model, std::int64_t first, std::int64_t samples);
 
 }  // namespace ref5d::expert_parallel

@@ -42,10 +42,30 @@ std::vector<std::vector<std::int64_t>> tokens_of_ranks(const TokenLayout& l) {
   return all;
 }
 
-int node_of(const TokenLayout& l, int rank) {
-  int node = 0;
-  while (l.nodes[static_cast<std::size_t>(node)].end <= rank) ++node;
-  return node;
+// Of a group of ranks along ep: node_of(rank), and whom the rank sends what is for a node.
+struct NodesOfGroup {
+  const std::vector<NodeRanks>& nodes;
+  [[nodiscard]] std::size_t node_of(int rank) const {
+    std::size_t node = 0;
+    while (nodes[node].end <= rank) ++node;
+    return node;
+  }
+  [[nodiscard]] int gateway(std::size_t node, int from) const {
+    const int place = from - nodes[node_of(from)].begin;
+    return nodes[node].begin + place % (nodes[node].end - nodes[node].begin);
+  }
+};
+
+// The rank `from` of a group tells every other how many rows it sends to each of its experts; where nodes pass rows on, how
+// many copies go to the rank, and inside the node how many rows to each expert.
+std::int64_t numbers_told(const TokenLayout& l, const std::vector<NodeRanks>& nodes, int from) {
+  if (l.moe.pad_to_capacity || l.ep == 1) return 0;
+  const std::int64_t own = experts_of(l.moe.experts, l.ep, from).size();
+  if (nodes.empty()) return l.moe.experts - own;
+  const NodeRanks& node = nodes[NodesOfGroup{nodes}.node_of(from)];
+  const std::int64_t of_node =
+      experts_of(l.moe.experts, l.ep, node.end - 1).end - experts_of(l.moe.experts, l.ep, node.begin).begin;
+  return l.ep - 1 + of_node - own;
 }
 
 // Every expert gets as many rows from a rank, whatever the choices.
@@ -56,8 +76,10 @@ void count_padded(RoutedRows& rows, const TokenLayout& l, std::int64_t tokens, i
 }
 
 // One token's rows, from rank `from` along ep.
-void count_token(RoutedRows& rows, const TokenLayout& l, const Choices& choices, int from) {
-  std::set<int> nodes;
+void count_token(RoutedRows& rows, const TokenLayout& l, const std::vector<NodeRanks>& nodes, const Choices& choices,
+                 int from) {
+  std::set<std::size_t> reached;
+  const NodesOfGroup group{nodes};
   for (const std::int32_t e : choices) {
     ++rows.routed;
     if (e < 0) continue;
@@ -65,20 +87,12 @@ void count_token(RoutedRows& rows, const TokenLayout& l, const Choices& choices,
     ++rows.kept;
     ++rows.of_rank[static_cast<std::size_t>(to)];
     rows.leaving += to != from && !l.moe.pad_to_capacity ? 1 : 0;
-    if (l.nodes.empty()) continue;
-    rows.other_nodes += node_of(l, to) != node_of(l, from) ? 1 : 0;
-    nodes.insert(node_of(l, to));
+    if (nodes.empty()) continue;
+    rows.other_nodes += group.node_of(to) != group.node_of(from) ? 1 : 0;
+    rows.inside_nodes += to != group.gateway(group.node_of(to), from) ? 1 : 0;
+    reached.insert(group.node_of(to));
   }
-  for (const int node : nodes) {
-    const NodeRanks ranks = l.nodes[static_cast<std::size_t>(node)];
-    const int place = from - l.nodes[static_cast<std::size_t>(node_of(l, from))].begin;
-    const int gateway = ranks.begin + place % (ranks.end - ranks.begin);
-    rows.between_nodes += gateway != from ? 1 : 0;
-    for (const std::int32_t e : choices) {
-      const int to = e < 0 ? -1 : rank_of_expert(e, l.moe.experts, l.ep);
-      rows.inside_nodes += to >= ranks.begin && to < ranks.end && to != gateway ? 1 : 0;
-    }
-  }
+  for (const std::size_t node : reached) rows.between_nodes += group.gateway(node, from) != from ? 1 : 0;
 }
 
 }  // namespace
@@ -91,15 +105,19 @@ RoutedRows count_rows(const Routes& routes, const TokenLayout& l) {
   const std::int64_t of_replica = l.global_batch / l.dp;
   for (const auto& [key, chosen] : routes.chosen) {
     const auto [layer, sample] = key;
-    const std::int64_t in_batch = sample % l.global_batch;
-    if (in_batch % of_replica % l.micro_batch != 0) continue;         // not a micro-batch's first
-    const int from = static_cast<int>(in_batch / of_replica) % l.ep;  // dp = edp x ep
+    const std::int64_t in_replica = sample % of_replica;
+    if (in_replica % l.micro_batch != 0) continue;  // not a micro-batch's first
+    const auto replica = static_cast<int>(sample % l.global_batch / of_replica), from = replica % l.ep;  // dp = edp x ep
+    const int stage_rank = l.stage_rank(layer, in_replica / l.micro_batch);
     const std::vector<Choices> choices = choices_of(routes, l, layer, sample);
-    for (const std::vector<std::int64_t>& of_rank : tokens) {
-      ++rows.trips;
-      rows.held += static_cast<std::int64_t>(of_rank.size());
-      if (l.moe.pad_to_capacity) count_padded(rows, l, static_cast<std::int64_t>(of_rank.size()), from);
-      for (const std::int64_t t : of_rank) count_token(rows, l, choices[static_cast<std::size_t>(t)], from);
+    for (std::size_t r = 0; r < tokens.size(); ++r) {
+      const std::size_t group = static_cast<std::size_t>(stage_rank * (l.dp / l.ep) + replica / l.ep) * tokens.size() + r;
+      static const std::vector<NodeRanks> kNone;
+      const std::vector<NodeRanks>& nodes = l.nodes.empty() ? kNone : l.nodes[group];
+      rows.counts += numbers_told(l, nodes, from);
+      rows.held += static_cast<std::int64_t>(tokens[r].size());
+      if (l.moe.pad_to_capacity) count_padded(rows, l, static_cast<std::int64_t>(tokens[r].size()), from);
+      for (const std::int64_t t : tokens[r]) count_token(rows, l, nodes, choices[static_cast<std::size_t>(t)], from);
     }
     for (const Choices& token : choices)
       for (const std::int32_t e : token)

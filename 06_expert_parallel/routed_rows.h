@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "04_seq_context_parallel/sequence_layout.h"
@@ -19,7 +20,10 @@ struct TokenLayout {
   int dp = 1, ep = 1, tp = 1;
   bool expert_tp = false;
   context_parallel::SequenceLayout sequences;  // over cp
-  std::vector<NodeRanks> nodes;                // along ep, of --dispatcher hierarchical
+  // Of --dispatcher hierarchical, the nodes of every group of ranks along ep (nodes_of_groups), else empty; and the place along
+  // pp of the rank that computes a layer for a micro-batch of a replica's step.
+  std::vector<std::vector<NodeRanks>> nodes;
+  std::function<int(std::int64_t layer, std::int64_t micro_batch)> stage_rank = [](auto, auto) { return 0; };
 };
 
 // Rows, summed over all ranks, layers and samples in the routes.
@@ -31,7 +35,7 @@ struct RoutedRows {
   std::int64_t inside_nodes = 0;        // and rows from there to another rank of the node
   std::int64_t other_nodes = 0;         // choices of experts on other nodes: what alltoall moves between nodes
   std::int64_t held = 0;                // rows x ranks that route them: R of each rank
-  std::int64_t trips = 0;               // of a rank's micro-batch through a layer
+  std::int64_t counts = 0;              // numbers of rows that ranks tell each other
   std::int64_t padded = 0;              // rows that experts compute with MoeConfig::pad_to_capacity
   std::vector<std::int64_t> of_expert;  // [L x E] kept
   std::vector<std::int64_t> of_rank;    // [ep] kept rows that a rank's experts compute

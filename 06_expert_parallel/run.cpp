@@ -21,6 +21,7 @@
 #include "common/app/layout_run.h"
 #include "common/app/sabotage.h"
 #include "common/app/settings.h"
+#include "common/train/checkpoint.h"
 
 namespace ref5d::expert_parallel {
 
@@ -147,7 +148,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   Lesson planted = lesson;
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(planted, static_cast<int>(mesh.size("ep")));
   LayoutPlan l = plan_layout(options, planted, world, mesh);
-  const Layout layout = layout_of(l.options, lesson, mesh);
+  const Layout layout = layout_of(l, lesson, mesh);
   const data_parallel::StrategyOptions& strategy = lesson.pipeline.stage.strategy;
   const Parts parts(layout, l, mesh, strategy);
   check_memory(layout, parts, strategy, world, mesh);
@@ -156,7 +157,8 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   Routes given;
   RouteLog replay(given, RouteLog::Mode::kReplay);
   if (lesson.routes_from_file()) {
-    given = read_routes(lesson.routes, model, l.single.global_batch * options.steps);
+    const std::int64_t taken = options.resume.empty() ? 0 : steps_taken_at(options.resume);
+    given = read_routes(lesson.routes, model, taken * l.single.global_batch, options.steps * l.single.global_batch);
     l.single.routes = l.settings.routes = &replay;
   }
   const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replica_check(layout, l, lesson, mesh));

@@ -52,7 +52,7 @@ struct WayTraffic {
 
 // Bytes of the MoE layers.
 WayTraffic count_traffic(const Report& report, const Layout& l, const Way& way, const Routes& routes,
-                         const std::vector<NodeRanks>& nodes) {
+                         const std::vector<std::vector<NodeRanks>>& nodes) {
   WayTraffic t;
   for (const TrafficRow& row : report.traffic) {
     const bool counts = way.along_tp ? row.phase.starts_with("experts ") : is_of_axis(row, "ep") && row.phase != "norm";
@@ -78,20 +78,17 @@ WayTraffic count_traffic(const Report& report, const Layout& l, const Way& way, 
 
 WayTraffic run_way(Experiment& e, const Way& way, Mesh& mesh) {
   const Options o = options_of(e, way, mesh.everyone().size());
-  Lesson lesson = e.lesson;
-  lesson.sabotage = nullptr;
-  lesson.expert.dispatcher = way.dispatcher;
+  Lesson lesson = lesson_of_own(way.dispatcher);
   lesson.expert.expert_tp = way.along_tp;
-  lesson.pipeline.stage.sp = false;
   LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
-  const Layout layout = layout_of(o, lesson, mesh);
+  const Layout layout = layout_of(plan, lesson, mesh);
   Routes routes{layout.model.seq, layout.model.moe.top_k, {}};
   RouteLog keep(routes, RouteLog::Mode::kKeep);
   plan.settings.routes = &keep;
   const Measured m = measure("06_expert_parallel", o, plan.settings, 1, e.world, mesh);
   for (const Bytes& bytes : gather_on_host(mesh.everyone(), routes.to_bytes())) routes.merge(Routes::from_bytes(bytes));
   if (!e.world.is_root()) return {};
-  return count_traffic(m.report, layout, way, routes, nodes_along(mesh["ep"]));
+  return count_traffic(m.report, layout, way, routes, nodes_of_groups(mesh));
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ LayoutRun run_layout(const Options& options, const TrainerOptions& single, const
   run.sample = outputs.sample();
   if (keeps)
     for (const Bytes& bytes : gather_on_host(mesh.everyone(), run.routes.to_bytes()))
-      run.routes.merge(Routes::from_bytes(bytes));
+      run.unequal_choices += run.routes.merge(Routes::from_bytes(bytes));
   run.checks_replicas = replicas_agree != nullptr;
   for (const Bytes& of_rank : gather_on_host(mesh.everyone(), to_bytes(static_cast<double>(unequal_steps))))
     run.unequal_steps = std::max(run.unequal_steps, static_cast<std::int64_t>(to_number(of_rank)));
@@ -82,6 +82,8 @@ Verdict compare_with_baseline(const Options& options, const LayoutRun& run, cons
   if (fp64 && !run.baseline_routes.chosen.empty())
     verdict.add("routing/choices that are not the baseline's", "number",
                 static_cast<double>(run.routes.differences(run.baseline_routes)), 0);
+  if (!run.routes.chosen.empty())
+    verdict.add("routing/choices that ranks have made differently", "number", static_cast<double>(run.unequal_choices), 0);
   if (run.checks_replicas)
     verdict.add("replicas/steps after which their weights differ", "number", static_cast<double>(run.unequal_steps), 0);
   return verdict;

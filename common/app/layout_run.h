@@ -18,11 +18,12 @@ struct LayoutRun {
   // Of a model with experts, with options.verify, on rank 0: the choices of all tokens in the layout, and those of the fp64
   // baseline's.
   Routes routes, baseline_routes;
-  RunRecord record;                // the layout's
-  TrafficLedger traffic;           // of the steps
-  std::string sample;              // the text that --sample asks for
-  bool checks_replicas = false;    // whether any rank holds what another holds
-  std::int64_t unequal_steps = 0;  // compared steps after which ranks that hold the same weights did not: on rank 0
+  std::int64_t unequal_choices = 0;  // of tokens that several ranks have routed, and not alike
+  RunRecord record;                  // the layout's
+  TrafficLedger traffic;             // of the steps
+  std::string sample;                // the text that --sample asks for
+  bool checks_replicas = false;      // whether any rank holds what another holds
+  std::int64_t unequal_steps = 0;    // compared steps after which ranks that hold the same weights did not: on rank 0
   // The baseline in the dtype under test.
   [[nodiscard]] const RunRecord& baseline() const { return baselines.own.steps.empty() ? baselines.truth : baselines.own; }
 };

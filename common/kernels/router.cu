@@ -109,6 +109,12 @@ __global__ void choose_experts_kernel(std::int32_t* __restrict__ chosen, const A
   }
 }
 
+// What scores are divided by so that they sum to 1; where all of them have underflowed, they stay 0.
+template <typename A>
+__device__ inline A divisor(A sum) {
+  return sum == A(0) ? A(1) : sum;
+}
+
 template <typename A>
 __global__ void routing_weights_kernel(A* __restrict__ weights, const A* __restrict__ scores,
                                        const std::int32_t* __restrict__ chosen, std::int64_t rows, std::int64_t experts,
@@ -118,6 +124,7 @@ __global__ void routing_weights_kernel(A* __restrict__ weights, const A* __restr
     const std::int32_t* c = chosen + row * top_k;
     A sum = 0;
     for (std::int64_t j = 0; j < top_k; ++j) sum += s[c[j]];
+    sum = divisor(sum);
     // The share first: that of a lone choice is exactly 1.
     for (std::int64_t j = 0; j < top_k; ++j) weights[row * top_k + j] = scale * (renormalise ? s[c[j]] / sum : s[c[j]]);
   }
@@ -140,7 +147,7 @@ __device__ inline void set_balance_part(A* ds, const A* s, const A* b, std::int6
       sum += s[e];
       dot += b[e] * s[e];
     }
-    total = block_sum(sum);
+    total = divisor(block_sum(sum));
     mean = block_sum(dot) / total;
   }
   for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) ds[e] = (b[e] - mean) / total;
@@ -154,6 +161,7 @@ __device__ inline void add_weights_part(A* ds, const A* s, const std::int32_t* c
   if (renormalise) {
     sum = 0;
     for (std::int64_t j = 0; j < top_k; ++j) sum += s[chosen[j]];
+    sum = divisor(sum);
     // A lone choice's share is exactly 1, the mean its dweight, and its gradient 0.
     for (std::int64_t j = 0; j < top_k; ++j) mean += dweights[j] * (s[chosen[j]] / sum);
   }
@@ -180,7 +188,7 @@ __global__ void router_backward_kernel(BackwardTensors<A> t, std::int64_t expert
     dot = block_sum(dot);
   }
   for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) d[e] = s[e] * (sigmoid ? d[e] * (A(1) - s[e]) : d[e] - dot);
-  if (t.logits == nullptr) return;
+  if (t.logits == nullptr || t.sequence[row] < 0) return;
   const A* x = t.logits + row * experts;
   const A greatest = row_max(x, experts), sum = row_sum_exp(x, experts, greatest);
   const A factor = z_scale * A(2) * (log(sum) + greatest) / sum;
@@ -254,21 +262,19 @@ void router_backward(Stream& stream, const Tensor& dlogits, const RouterGradient
   expect_wide(dlogits, rows, experts, dtype, "router_backward dlogits");
   expect_chosen(g.chosen, rows);
   expect_wide(g.dweights, rows, g.chosen.dim(1), dtype, "router_backward dweights");
-  if (g.balance_gradient) {
-    expect_wide(g.balance_gradient, g.balance_gradient.dim(0), experts, dtype, "router_backward balance gradient");
-    expect(g.sequence, {rows}, Dtype::kInt32, "router_backward sequence");
-  }
-  const bool z = g.z_scale != 0;
+  const bool balance = bool(g.balance_gradient), z = g.z_scale != 0;
+  if (balance) expect_wide(g.balance_gradient, g.balance_gradient.dim(0), experts, dtype, "router_backward balance gradient");
   if (z) expect_wide(g.logits, rows, experts, dtype, "router_backward logits");
+  if (balance || z) expect(g.sequence, {rows}, Dtype::kInt32, "router_backward sequence");
   dispatch(dtype, [&]<typename T>() {
     using A = Acc<T>;
     const BackwardTensors<A> tensors{dlogits.data<A>(),
                                      z ? g.logits.data<A>() : nullptr,
                                      g.scores.data<A>(),
                                      g.dweights.data<A>(),
-                                     g.balance_gradient ? g.balance_gradient.data<A>() : nullptr,
+                                     balance ? g.balance_gradient.data<A>() : nullptr,
                                      g.chosen.data<std::int32_t>(),
-                                     g.balance_gradient ? g.sequence.data<std::int32_t>() : nullptr};
+                                     balance || z ? g.sequence.data<std::int32_t>() : nullptr};
     launch<router_backward_kernel<A>>(stream, unsigned(rows), kRowThreads, tensors, experts, g.chosen.dim(1),
                                       g.kind == ScoreKind::kSigmoid, g.renormalise, A(g.scale), A(g.z_scale));
   });

@@ -3,7 +3,7 @@
 //
 //   scores  s [R, E]   softmax(logits), or sigmoid(logits) of each expert for itself
 //   chosen  c [R, k]   the k experts of greatest s + bias, the greatest first
-//   weights w [R, k]   g s[c], g = scale, or scale / sum of the row's chosen s (renormalised)
+//   weights w [R, k]   g s[c], g = scale, or scale / sum of the row's chosen s (renormalised; a sum of 0 divides nothing)
 //
 // Nothing here rounds to bf16: logits, scores, weights and their gradients are in the accumulator's dtype of the model's, fp32,
 // or fp64 in the proof mode, called A below.
@@ -50,7 +50,8 @@ void balance_loss(Stream& stream, const Tensor& loss, const Tensor& gradient, co
                   int top_k, double coefficient, double scale);
 
 // z [1] fp64 = the sum over rows of (log sum over e of exp(logits))^2. ST-MoE, equation 5, before its mean and coefficient.
-void router_z_sum(Stream& stream, const Tensor& z, const Tensor& logits);
+// sequence [R] int32: padding (-1) is in no sum.
+void router_z_sum(Stream& stream, const Tensor& z, const Tensor& logits, const Tensor& sequence);
 
 // What router_backward reads. Tensors as above; `chosen` is the choice itself, also of what capacity has dropped since: a
 // dropped choice has no dweight, but it is in the sum that renormalises the others.
@@ -61,7 +62,7 @@ struct RouterGradient {
   Tensor logits, scores, chosen;  // logits are needed with z_scale alone
   Tensor dweights;                // [R, k] A: d loss / d weights
   Tensor balance_gradient;        // [D, E] A, balance_loss's; undefined for none
-  Tensor sequence;                // [R] int32, with balance_gradient; -1 for a row of none
+  Tensor sequence;                // [R] int32, for both losses; -1 for a row that neither has
   double z_scale = 0;             // d loss / d z of router_z_sum; 0 for none
 };
 // dlogits [R, E] A = d loss / d logits, of all three parts. With a row's chosen p_j = s[c_j], S their sum, and dw_j:

@@ -18,7 +18,7 @@ __global__ void router_totals_kernel(double* __restrict__ totals, const A* __res
   for (std::int64_t row : grid_range(rows)) {
     double sum = 0;
     for (std::int64_t e = 0; e < experts; ++e) sum += double(scores[row * experts + e]);
-    totals[row] = sum;
+    totals[row] = sum == 0 ? 1 : sum;  // scores that have all underflowed
   }
 }
 
@@ -69,11 +69,12 @@ __global__ void balance_loss_kernel(double* __restrict__ loss, A* __restrict__ g
 
 // One block per row.
 template <typename A>
-__global__ void router_z_kernel(double* __restrict__ z, const A* __restrict__ logits, std::int64_t experts) {
+__global__ void router_z_kernel(double* __restrict__ z, const A* __restrict__ logits, const std::int32_t* __restrict__ sequence,
+                                std::int64_t experts) {
   const A* x = logits + blockIdx.x * experts;
   const A greatest = row_max(x, experts), sum = row_sum_exp(x, experts, greatest);
   const double lse = double(log(sum) + greatest);
-  if (threadIdx.x == 0) z[blockIdx.x] = lse * lse;
+  if (threadIdx.x == 0) z[blockIdx.x] = sequence[blockIdx.x] < 0 ? 0 : lse * lse;
 }
 
 // One block.
@@ -127,16 +128,17 @@ void balance_loss(Stream& stream, const Tensor& loss, const Tensor& gradient, co
   });
 }
 
-void router_z_sum(Stream& stream, const Tensor& z, const Tensor& logits) {
+void router_z_sum(Stream& stream, const Tensor& z, const Tensor& logits, const Tensor& sequence) {
   const std::int64_t rows = logits.dim(0), experts = logits.dim(1);
   expect(logits, {rows, experts}, accumulator_of(logits.dtype()), "router_z_sum logits");
   expect_contiguous(logits, "router_z_sum logits");
+  expect(sequence, {rows}, Dtype::kInt32, "router_z_sum sequence");
   expect(z, {1}, Dtype::kFp64, "router_z_sum z");
   const Tensor of_rows = Tensor::empty({rows}, Dtype::kFp64, MemoryCategory::kWorkspace, stream);
   dispatch(logits.dtype(), [&]<typename T>() {
     using A = Acc<T>;
     launch<router_z_kernel<A>>(stream, unsigned(rows), block_size(kWarpSize), of_rows.data<double>(), logits.data<A>(),
-                               experts);
+                               sequence.data<std::int32_t>(), experts);
   });
   launch<router_z_sum_kernel>(stream, 1, block_size(256), z.data<double>(), of_rows.data<double>(), rows);
 }

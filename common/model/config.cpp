@@ -94,8 +94,9 @@ const std::map<std::string, GptConfig>& presets() {
 }  // namespace
 
 std::int64_t MoeConfig::capacity(std::int64_t tokens) const {
-  const double even = static_cast<double>(top_k * tokens) / static_cast<double>(experts);
-  return static_cast<std::int64_t>(std::ceil(capacity_factor * even));
+  const double rows = capacity_factor * static_cast<double>(top_k * tokens) / static_cast<double>(experts);
+  const double nearest = std::round(rows);
+  return static_cast<std::int64_t>(std::abs(rows - nearest) < 1e-12 * rows ? nearest : std::ceil(rows));
 }
 
 namespace {

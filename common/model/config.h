@@ -43,6 +43,7 @@ struct MoeConfig {
   double bias_speed = 0;     // by which a step moves each correction bias (DeepSeek-V3: 0.001)
 
   // An expert takes ceil(capacity_factor k T / E) of a micro-batch's T tokens; the choices beyond are dropped. 0: dropless.
+  // A product that is whole but for the factor's rounding is not rounded up: 1.1 x 50 is 55.
   double capacity_factor = 0;
   bool pad_to_capacity = false;  // experts compute as many rows whatever they got, the rest of them zeros
 

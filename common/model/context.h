@@ -32,6 +32,7 @@ struct ResidualRows {
 // micro-batch as one, or its documents (AuxKind). Padding is in none.
 struct BalancedSequences {
   Tensor lengths;               // fp64 [D]: tokens
+  std::int64_t tokens = 0;      // in all of them
   std::int64_t all_tokens = 0;  // of the micro-batch, with padding
 };
 

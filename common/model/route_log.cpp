@@ -39,22 +39,25 @@ Tensor RouteLog::pass(const Context& ctx, const ResidualRows& here, std::int64_t
                            MemoryCategory::kActivations, ctx.stream);
 }
 
-void Routes::merge(const Routes& other) {
+std::int64_t Routes::merge(const Routes& other) {
+  std::int64_t conflicts = 0;
   for (const auto& [key, choices] : other.chosen) {
     std::vector<std::int32_t>& known = chosen[key];
     known.resize(choices.size(), -1);
-    for (std::size_t i = 0; i < choices.size(); ++i)
+    for (std::size_t i = 0; i < choices.size(); ++i) {
       if (known[i] < 0) known[i] = choices[i];
+      conflicts += choices[i] >= 0 && known[i] != choices[i] ? 1 : 0;
+    }
   }
+  return conflicts;
 }
 
-std::int64_t Routes::differences(const Routes& other) const {
+std::int64_t Routes::differences(const Routes& truth) const {
   std::int64_t n = 0;
-  for (const auto& [key, choices] : chosen) {
-    const auto found = other.chosen.find(key);
-    if (found == other.chosen.end()) continue;
+  for (const auto& [key, choices] : truth.chosen) {
+    const auto found = chosen.find(key);
     for (std::size_t i = 0; i < choices.size(); ++i)
-      n += choices[i] >= 0 && found->second[i] >= 0 && choices[i] != found->second[i] ? 1 : 0;
+      n += choices[i] >= 0 && (found == chosen.end() || choices[i] != found->second[i]) ? 1 : 0;
   }
   return n;
 }

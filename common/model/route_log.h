@@ -19,17 +19,19 @@ struct Routes {
   // By layer and sample; -1 for tokens of which nothing is known.
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int32_t>> chosen;
 
-  // Adds what the other knows.
-  void merge(const Routes& other);
+  // Adds what the other knows. Returns how many choices both know and do not know alike; these stay.
+  std::int64_t merge(const Routes& other);
 
-  // Of the choices that both know, those that differ.
-  [[nodiscard]] std::int64_t differences(const Routes& other) const;
+  // How many choices of `truth` are others here, or not known.
+  [[nodiscard]] std::int64_t differences(const Routes& truth) const;
 
   // Between hosts.
   [[nodiscard]] std::vector<std::byte> to_bytes() const;
   [[nodiscard]] static Routes from_bytes(const std::vector<std::byte>& bytes);
 };
 
+// Waits for the device three times a layer, to see choices and their tokens on the host: runs that are compared are not runs to
+// take times of.
 class RouteLog {
  public:
   // kKeep: tokens use what is known of them; of the others their own choices are kept. kReplay: the others are an error.

@@ -63,16 +63,16 @@ Tensor Router::load_row(const Context& ctx) const { return ctx.router_load.rows(
 void Router::count_sent(Context& ctx, const Tensor& scores, const Tensor& kept) const {
   if (ctx.recomputing || !ctx.router_load) return;
   const Tensor load = Tensor::empty({1, 2, moe_.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, ctx.stream);
-  const Tensor one = Tensor::zeros({kept.dim(0)}, Dtype::kInt32, MemoryCategory::kWorkspace, ctx.stream);
-  router_load(ctx.stream, load, scores, kept, one, moe_.score);
+  const Tensor one_sequence = Tensor::zeros({kept.dim(0)}, Dtype::kInt32, MemoryCategory::kWorkspace, ctx.stream);
+  router_load(ctx.stream, load, scores, kept, one_sequence, moe_.score);
   add_up(ctx, load_row(ctx).rows(2 * moe_.experts, 3 * moe_.experts), load);
 }
 
-// The z-loss is a mean over the micro-batch's tokens.
+// The z-loss is a mean over the micro-batch's tokens, without padding like the balance loss.
 double Router::z_scale(const Context& ctx) const {
-  if (moe_.z_coefficient == 0) return 0;
   const MicroBatch& b = *ctx.batch;
-  return moe_.z_coefficient * b.aux_loss_scale / static_cast<double>(b.balance.all_tokens);
+  if (moe_.z_coefficient == 0 || b.balance.tokens == 0) return 0;
+  return moe_.z_coefficient * b.aux_loss_scale / static_cast<double>(b.balance.tokens);
 }
 
 // Counts the load, adds the losses, and returns the balance loss's gradient by the probabilities, if this rank adds it.
@@ -87,7 +87,7 @@ Tensor Router::losses(Context& ctx, const Tensor& logits, const Tensor& scores, 
   if (!ctx.recomputing && ctx.router_load) add_up(ctx, load_row(ctx).rows(0, 2 * experts), load.view({sequences, 2, experts}));
   if (moe_.aux_coefficient == 0 && moe_.z_coefficient == 0) return {};
 
-  router_z_sum(ctx.stream, z, logits);
+  router_z_sum(ctx.stream, z, logits, scope->rows(b).sequence);
   scope->sum(ctx, sums);
   Tensor gradient = ctx.statistic({sequences, experts});
   const Tensor loss = fp64({1});

@@ -26,11 +26,11 @@ Tensor choices(CaseInputs& in, const RouterSize& z) {
 
 PreparedCase router_scores_case(CaseInputs& in, const RouterSize& z) {
   const Tensor logits = in.normal(z.of_experts(), 3), softmax = in.target(z.of_experts()), sigmoid = in.target(z.of_experts());
-  const Tensor sum = in.target_in(Dtype::kFp64, {1});
+  const Tensor sum = in.target_in(Dtype::kFp64, {1}), sequence = in.integers({z.rows}, -1, 2);
   PreparedCase c;
   c.step("router_softmax", [=](Stream& s) { router_scores(s, softmax, logits, ScoreKind::kSoftmax); }, {logits}, {softmax});
   c.step("router_sigmoid", [=](Stream& s) { router_scores(s, sigmoid, logits, ScoreKind::kSigmoid); }, {logits}, {sigmoid});
-  c.step("router_z_sum", [=](Stream& s) { router_z_sum(s, sum, logits); }, {logits}, {sum});
+  c.step("router_z_sum", [=](Stream& s) { router_z_sum(s, sum, logits, sequence); }, {logits, sequence}, {sum});
   c.output("softmax", softmax);
   c.output("sigmoid", sigmoid);
   c.output("z", sum, in.dtype());

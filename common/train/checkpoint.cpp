@@ -147,10 +147,18 @@ void remove_abandoned(const fs::path& dir) {
 
 // What the weights' names and shapes do not tell of a model.
 Json unseen_shape(const GptConfig& c) {
-  return Json::object({{"heads", c.heads},
-                       {"kv_heads", c.kv_heads},
-                       {"norm_eps", c.norm_eps},
-                       {"rope_theta", c.position == PositionKind::kRope ? c.rope_theta : 0}});
+  Json shape = Json::object({{"heads", c.heads},
+                             {"kv_heads", c.kv_heads},
+                             {"norm_eps", c.norm_eps},
+                             {"rope_theta", c.position == PositionKind::kRope ? c.rope_theta : 0}});
+  if (!c.has_experts()) return shape;
+  shape["top_k"] = c.moe.top_k;
+  shape["score"] = kind_name(c.moe.score);
+  shape["renormalise"] = c.moe.renormalise;
+  shape["routed_scale"] = c.moe.routed_scale;
+  shape["groups"] = c.moe.groups;
+  shape["top_groups"] = c.moe.top_groups;
+  return shape;
 }
 
 void expect_same(const Json* then, const char* key, const Json& now, const std::string& state_path, const char* flags) {
@@ -212,6 +220,11 @@ void save(Trainer& trainer, const std::string& dir, bool writes) {
   folder.keep();
   remove_replaced(dir, step, name);
   remove_abandoned(dir);
+}
+
+std::int64_t steps_taken_at(const std::string& dir) {
+  const std::string state_path = (newest_checkpoint(dir) / kState).string();
+  return read_step(Json::parse(read_file(state_path), state_path), state_path);
 }
 
 void resume(Trainer& trainer, const std::string& dir) {

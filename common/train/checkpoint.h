@@ -9,6 +9,7 @@
 // was saved before.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "common/train/trainer.h"
@@ -18,6 +19,8 @@ namespace ref5d {
 // Every rank calls it, since parts are gathered; one of them writes. InputError if DIR cannot be made, RunError if the disk is
 // full; either way nothing half-written stays.
 void save(Trainer& trainer, const std::string& dir, bool writes = true);
+// How many steps had been taken at DIR's newest checkpoint. InputError as below.
+[[nodiscard]] std::int64_t steps_taken_at(const std::string& dir);
 // Continues from DIR's newest checkpoint (or from DIR itself if it is one). InputError naming what is missing, truncated or of
 // another shape.
 void resume(Trainer& trainer, const std::string& dir);

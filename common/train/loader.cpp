@@ -1,6 +1,7 @@
 #include "common/train/loader.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace ref5d {
@@ -119,6 +120,7 @@ MicroBatch Loader::take(double loss_scale) {
     const auto sequences = static_cast<std::int64_t>(lengths.size());
     b.balance.lengths = Tensor::from_host(HostTensor::from_doubles(lengths, {sequences}, Dtype::kFp64), Dtype::kFp64,
                                           MemoryCategory::kWorkspace, compute_);
+    b.balance.tokens = std::accumulate(slot.sequence_lengths.begin(), slot.sequence_lengths.end(), std::int64_t{0});
     b.balance.all_tokens = slot.all_tokens;
   }
   const Shape rows{b.batch, b.seq};

@@ -48,7 +48,7 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
     if (s < compared) {
       record.values.losses.push_back(record.steps.back().loss);
       record.values.grad_norms.push_back(record.steps.back().grad_norm);
-      record.values.aux_losses = record.aux_losses();
+      if (trainer.options().model.has_experts()) record.values.aux_losses.push_back(record.steps.back().aux_loss);
     }
     if (s + 1 == std::min(steps, compared)) {
       record.values.final_weights = trainer.weights();

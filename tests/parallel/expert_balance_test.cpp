@@ -125,6 +125,7 @@ TEST_F(ExpertBalance, P49_PaddingCountsNowhere) {
     for (const char* kind : {"micro-batch", "sequence"}) {
       Options o = expert_options("tiny-deepseek");
       o.moe.aux_kind = kind;
+      o.moe.z_coefficient = 0.05;
       const ExpertCase c = apart.with(o);
       auto mesh = expert_slice(c.sizes);
       const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);

@@ -3,6 +3,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/routed_rows.h"
@@ -37,12 +38,14 @@ class Enumeration {
     const std::int64_t micro_batch = c_.options.micro_batch, dp = c_.sizes.edp * c_.sizes.ep;
     for (std::int64_t layer = 0; layer < layers; ++layer)
       for (std::int64_t first = 0; first < global_batch; first += micro_batch)
-        count_micro_batch(layer, first, static_cast<int>(first / (global_batch / dp) % c_.sizes.ep));
+        count_micro_batch(layer, first, first / (global_batch / dp));
     return moved_;
   }
 
  private:
-  void count_micro_batch(std::int64_t layer, std::int64_t first_sample, int from) {
+  void count_micro_batch(std::int64_t layer, std::int64_t first_sample, std::int64_t replica) {
+    const int from = static_cast<int>(replica % c_.sizes.ep);
+    group_begin_ = (replica - from) * c_.sizes.cp * c_.sizes.tp;
     const std::int64_t seq = *c_.options.seq, rows = c_.options.micro_batch * seq, capacity = capacity_of(rows);
     std::map<std::int32_t, std::int64_t> taken;
     std::map<std::pair<int, int>, std::int64_t> rows_here;  // by place along cp and tp
@@ -59,6 +62,7 @@ class Enumeration {
       for (int t = 0; t < static_cast<int>(c_.sizes.tp); ++t) {
         if (!c_.lesson.expert.expert_tp && t != tp) continue;  // cut experts get every token from each rank
         ++rows_here[{cp, t}];
+        inside_ = cp * c_.sizes.tp + t;
         count_token(kept, from);
       }
     }
@@ -88,11 +92,14 @@ class Enumeration {
         std::ceil(moe_.capacity_factor * static_cast<double>(moe_.top_k * tokens) / static_cast<double>(moe_.experts)));
   }
   [[nodiscard]] int rank_of(std::int64_t expert) const { return owner(expert, moe_.experts, c_.sizes.ep); }
-  // The world's node of a place along ep of the first mesh.
-  [[nodiscard]] int node(int rank) const { return static_cast<int>(rank * c_.sizes.cp * c_.sizes.tp / c_.ranks_per_node); }
+  // The world's node of a place along ep.
+  [[nodiscard]] int node(int rank) const {
+    return static_cast<int>((group_begin_ + rank * c_.sizes.cp * c_.sizes.tp + inside_) / c_.ranks_per_node);
+  }
 
   const ExpertCase& c_;
   MoeConfig moe_;
+  std::int64_t group_begin_ = 0, inside_ = 0;  // the first rank of the replica's group along ep, and the place along cp and tp
   Moved moved_;
 };
 
@@ -126,14 +133,13 @@ TEST_F(ExpertRouting, RowsThatTravelAreThoseOfTheChoices) {
     if (sizes.ranks() != n_) continue;
     auto mesh = expert_slice(sizes);
     const std::int64_t along = sizes.cp * sizes.tp;
-    for (const std::int64_t ranks_per_node : {std::int64_t{0}, along, 2 * along, 3 * along}) {  // 0: not hierarchical
+    // 0: not hierarchical. Some put groups of ranks along ep on nodes in other ways than the first.
+    for (const std::int64_t ranks_per_node : std::set{std::int64_t{0}, std::int64_t{3}, along, 2 * along, 3 * along}) {
       for (const int variant : {0, 1, 2, 3}) {
         if (turn++ % (kEmulated ? 5 : n_ > 4 ? 7 : n_ > 2 ? 3 : 1) != 0) continue;
         ExpertCase c{.sizes = sizes,
                      .options = expert_options(),
                      .lesson = expert_lesson(ranks_per_node == 0 ? "alltoall" : "hierarchical")};
-        if (sizes.edp > 1 && ranks_per_node > 0 && sizes.ep * along % ranks_per_node != 0)
-          continue;  // other nodes for each edp
         c.ranks_per_node = ranks_per_node == 0 ? n_ : ranks_per_node;
         c.options.steps = 1;
         c.options.grad_accum = 1 + variant % 2;
@@ -158,7 +164,7 @@ TEST_F(ExpertRouting, RowsThatTravelAreThoseOfTheChoices) {
         const MoeConfig& moe = plan.single.model.moe;
         const Moved expected = Enumeration(c, moe).count(*c.options.layers, plan.single.global_batch);
         const expert_parallel::RoutedRows rows =
-            expert_parallel::count_rows(c.routes->routes, expert_parallel::layout_of(plan.options, c.lesson, *mesh).tokens);
+            expert_parallel::count_rows(c.routes->routes, expert_parallel::layout_of(plan, c.lesson, *mesh).tokens);
         EXPECT_EQ(rows.kept, expected.kept) << c.text();
         EXPECT_EQ(rows.leaving, expected.leaving) << c.text();
         if (ranks_per_node > 0) {
@@ -208,6 +214,10 @@ TEST_F(ExpertRouting, WhatCannotBeSharedOutIsRefusedAlikeEverywhere) {
   refused(apart, {.sizes = {.ep = n_}, .options = expert_options(), .lesson = expert_lesson("hierarchical")},
           "neighbours along --ep");
   EXPECT_EQ(input_error_of([&] { (void)plan_of_case({.sizes = {.ep = n_}, .options = expert_options()}, apart); }), "");
+  if (n_ != 6) return;
+  Mesh second({.edp = 2, .ep = 3}, {0, 1, 2, 4, 3, 5});  // ranks 4 and 5 are on one node
+  refused(second, {.sizes = {.edp = 2, .ep = 3}, .options = expert_options(), .lesson = expert_lesson("hierarchical")},
+          "neighbours along --ep");
 }
 
 // All ranks make the same calls in the same order, whatever they have to send.

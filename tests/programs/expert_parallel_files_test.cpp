@@ -118,6 +118,33 @@ TEST(ExpertParallel, BadChoicesAreOneLine) {
   expect_refused(1, full + " --experts 4", {"2 different ones from 0 to 3"});
 }
 
+// A dump of a run's first step has the choices of its samples, which are not the first ones where it continues another run.
+TEST(ExpertParallel, ChoicesAreFollowedAfterResuming) {
+  const TempDir dir;
+  const std::string flags = "--dtype fp64 --micro-batch 2 --grad-accum 1 --ep 2 --steps 1 ";
+  (void)run_experts(2, flags + "--no-verify --save " + dir.path("save"));
+  const std::string resumed = flags + "--resume " + dir.path("save") + " --json " + dir.path("r.json");
+  (void)run_experts(2, resumed + " --dump-level full --dump " + dir.path("routes"));
+  const Report given = read_report(dir.path("r.json"));
+  (void)run_experts(2, resumed + " --route-replay " + dir.path("routes"));
+  const Report replayed = read_report(dir.path("r.json"));
+  EXPECT_EQ(failing(replayed), std::vector<std::string>{});
+  EXPECT_EQ(replayed.loss, given.loss);
+  ASSERT_EQ(replayed.experts.size(), given.experts.size());
+  for (std::size_t i = 0; i < given.experts.size(); ++i) EXPECT_EQ(replayed.experts[i].choices, given.experts[i].choices);
+}
+
+// What neither names nor shapes of weights tell.
+TEST(ExpertParallel, ResumingWithOtherRoutersIsRefused) {
+  const TempDir dir;
+  const std::string flags = "--model tiny-deepseek --no-verify --steps 1 --micro-batch 1 --grad-accum 1 ";
+  (void)run_experts(1, flags + "--save " + dir.path("save"));
+  for (const auto& [flag, key] :
+       {std::pair{"--top-k 1", "top_k"}, {"--score softmax", "score"}, {"--groups 1 --top-groups 1", "groups"}})
+    expect_one_error(run_tiny_on(1, kExpertProgram, "--quiet --layers 2 " + flags + flag + " --resume " + dir.path("save")), 2,
+                     {"state.json", key});
+}
+
 // Continued bit by bit by the same mesh; by others but for rounding. The correction bias, which no gradient moves, goes along.
 TEST(ExpertParallel, P14_ResumesOnOtherMeshes) {
   const TempDir dir;

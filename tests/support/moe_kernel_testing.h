@@ -149,9 +149,9 @@ inline Balance balance_of(const Tensor& load, const Values& lengths, int top_k, 
   balance_loss(stream(), loss, gradient, load, fp64(lengths), top_k, coefficient, scale);
   return {values_of(loss)[0], gradient};
 }
-inline double z_of(const Tensor& logits) {
+inline double z_of(const Tensor& logits, const std::vector<std::int32_t>& sequence) {
   const Tensor z = poisoned({1}, Dtype::kFp64);
-  router_z_sum(stream(), z, logits);
+  router_z_sum(stream(), z, logits, ints(sequence));
   return values_of(z)[0];
 }
 // What the gradient of the main loss alone reads.
@@ -164,6 +164,9 @@ inline RouterGradient main_gradient(const Tensor& scores, const Tensor& chosen, 
   g.chosen = chosen;
   g.dweights = dweights;
   return g;
+}
+inline double z_of(const Tensor& logits) {
+  return z_of(logits, std::vector<std::int32_t>(static_cast<std::size_t>(logits.dim(0)), 0));
 }
 inline Tensor dlogits_of(const RouterGradient& g) {
   Tensor dlogits = poisoned(g.scores.shape(), g.scores.dtype());

@@ -44,7 +44,7 @@ struct FixedChoice {
     const Tensor l = logits(x, Dtype::kFp64), scores = scores_of(l, kind);
     const Values w = values_of(weights_of(scores, choice.on_device(), renormalise, scale));
     return std::inner_product(w.begin(), w.end(), dweights.begin(), 0.0) + balance_scale * balance(scores).loss +
-           z_scale * z_of(l);
+           z_scale * z_of(l, sequence);
   }
   [[nodiscard]] Tensor gradient(const Values& x, Dtype dtype) const {
     const Tensor l = logits(x, dtype), scores = scores_of(l, kind);
@@ -101,6 +101,22 @@ TEST(RouterKernel, BackwardInFp32IsNearThatInFp64) {
     }
 }
 
+// Of a row of great negative logits: no 0 / 0.
+TEST(RouterKernel, ScoresThatHaveUnderflowedAddNothing) {
+  for (const Dtype dtype : kWide) {
+    const Tensor s = scores_of(device_tensor(Values(8, -2000), {2, 4}, dtype), ScoreKind::kSigmoid);
+    EXPECT_EQ(values_of(s), Values(8, 0.0));
+    const Tensor chosen = device_ints({0, 1, 2, 3}, {2, 2}), dw = device_tensor({1, 2, 3, 4}, {2, 2}, dtype);
+    EXPECT_EQ(values_of(weights_of(s, chosen, true, 2.5)), Values(4, 0.0));
+    const Tensor load = load_of(s, chosen, ints({0, 0}), 1, ScoreKind::kSigmoid);
+    EXPECT_EQ(values_of(load), Values({1, 1, 1, 1, 0, 0, 0, 0}));
+    RouterGradient g = main_gradient(s, chosen, dw, ScoreKind::kSigmoid, true);
+    g.balance_gradient = balance_of(load, {2}, 2, 0.3, 0.7, dtype).gradient;
+    g.sequence = ints({0, 0});
+    EXPECT_EQ(values_of(dlogits_of(g)), Values(8, 0.0));
+  }
+}
+
 TEST(RouterKernel, GradientRepeatsBitwise) {
   const std::int64_t rows = 700, experts = 40;
   const Values x = random_values(rows * experts, 17);
@@ -121,9 +137,14 @@ TEST(RouterKernel, GradientsOfWrongShapesAndDtypesAreRefused) {
   EXPECT_NO_THROW(router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g));
   g.z_scale = 1;  // without logits
   refused([&] { router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g); });
+  g.sequence = ints({0, 0});
+  refused([&] { router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g); });
   g.logits = s;
   EXPECT_NO_THROW(router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g));
-  g.balance_gradient = poisoned({1, 6}, Dtype::kFp32);  // without sequences
+  g.sequence = {};
+  refused([&] { router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g); });
+  g.z_scale = 0;
+  g.balance_gradient = poisoned({1, 6}, Dtype::kFp32);
   refused([&] { router_backward(stream(), poisoned({2, 6}, Dtype::kFp32), g); });
 }
 

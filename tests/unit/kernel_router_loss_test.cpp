@@ -129,8 +129,9 @@ TEST(RouterKernel, LossesOfWrongShapesAndDtypesAreRefused) {
     refused([&] { router_load(stream(), load, s, wrong.dtype() == Dtype::kInt32 ? w : wrong, q, ScoreKind::kSoftmax); });
     refused([&] { balance_loss(stream(), one, wrong, load, one, 1, 1, 1); });
   }
-  for (const Tensor& wrong : {bf16, part, chosen}) refused([&] { router_z_sum(stream(), one, wrong); });
-  refused([&] { router_z_sum(stream(), poisoned({1}, Dtype::kFp32), s); });
+  for (const Tensor& wrong : {bf16, part, chosen}) refused([&] { router_z_sum(stream(), one, wrong, q); });
+  refused([&] { router_z_sum(stream(), poisoned({1}, Dtype::kFp32), s, q); });
+  refused([&] { router_z_sum(stream(), one, s, ints({0})); });
   refused([&] { router_load(stream(), load, s, chosen, ints({0}), ScoreKind::kSoftmax); });
   refused([&] { router_load(stream(), s, s, chosen, q, ScoreKind::kSoftmax); });
   refused([&] { balance_loss(stream(), one, poisoned({1, 6}, Dtype::kFp32), load, fp64({1, 1}), 1, 1, 1); });

@@ -26,16 +26,15 @@ struct PaddedRows {
       if (d >= 0) ++lengths[at(d, 1)];
     return balance_of(load(), lengths, choice.k, 0.3, 0.7, dtype);
   }
-  [[nodiscard]] Tensor gradient(bool balanced) const {
+  [[nodiscard]] Tensor gradient(bool with_losses) const {
     const Tensor dw = device_tensor(dweights, {choice.rows, choice.k}, dtype);
     RouterGradient g = main_gradient(scores(), choice.on_device(), dw, kind, true);
     g.scale = 2.5;
+    if (!with_losses) return dlogits_of(g);
     g.logits = device_tensor(logits, shape(), dtype);
     g.z_scale = 0.01;
-    if (balanced) {
-      g.balance_gradient = balance().gradient;
-      g.sequence = ints(sequence);
-    }
+    g.balance_gradient = balance().gradient;
+    g.sequence = ints(sequence);
     return dlogits_of(g);
   }
 };
@@ -87,7 +86,7 @@ void for_padded_rows(const F& f) {
         for (const std::int64_t experts : {5, 140}) f(padded_rows(rows, experts, kind, dtype));
 }
 
-TEST(RouterPadding, IsInNoLoadAndNoBalanceLoss) {
+TEST(RouterPadding, IsInNoLoadAndNoLoss) {
   for_padded_rows([](const PaddedRows& p) {
     const PaddedRows bare = without_padding(p), other = with_other_padding(p);
     ASSERT_LT(bare.choice.rows, p.choice.rows);
@@ -99,6 +98,9 @@ TEST(RouterPadding, IsInNoLoadAndNoBalanceLoss) {
     for (std::size_t i = 0; i < load.size(); ++i) EXPECT_TRUE(!is_count(i, p.choice.experts) || load[i] == expected[i]) << i;
     EXPECT_NEAR(loss / bare.balance().loss, 1, p.choice.rows < 64 ? 0 : 1e-14);
     EXPECT_GT(loss, 0);
+    const auto z = [](const PaddedRows& q) { return z_of(device_tensor(q.logits, q.shape(), q.dtype), q.sequence); };
+    EXPECT_EQ(z(p), z(other));
+    EXPECT_NEAR(z(p) / z(bare), 1, 1e-14);
   });
 }
 
@@ -106,13 +108,13 @@ TEST(RouterPadding, ChangesNoOtherRowsGradient) {
   for_padded_rows([](const PaddedRows& p) {
     const Values others = rows_of(p.gradient(true), p.sequence, false);
     EXPECT_EQ(others, rows_of(with_other_padding(p).gradient(true), p.sequence, false));
-    EXPECT_NE(others, rows_of(p.gradient(false), p.sequence, false)) << "there is a balance gradient to get";
+    EXPECT_NE(others, rows_of(p.gradient(false), p.sequence, false)) << "losses have a gradient to get";
     const PaddedRows bare = without_padding(p);  // counts are whole numbers, so the balance's gradient is the same
     EXPECT_EQ(others, values_of(bare.gradient(true)));
   });
 }
 
-TEST(RouterPadding, HasTheGradientThatThereIsWithoutABalanceLoss) {
+TEST(RouterPadding, HasTheGradientThatThereIsWithoutLosses) {
   for_padded_rows([](const PaddedRows& p) {
     const Values own = rows_of(p.gradient(true), p.sequence, true);
     EXPECT_GT(own.size(), 0U);

@@ -115,6 +115,12 @@ TEST(MoeConfigs, CapacityIsRoundedUp) {
   m.capacity_factor = 1.25;
   EXPECT_EQ(m.capacity(32), 10);
   EXPECT_EQ(m.capacity(33), 11);
+  for (const std::int64_t tenths : {7, 11, 13, 23})  // factors that have no exact binary form
+    for (std::int64_t tokens = 40; tokens < 4000; tokens += 40) {
+      m.capacity_factor = static_cast<double>(tenths) / 10;
+      EXPECT_EQ(m.capacity(tokens), tenths * tokens / 40) << tenths << " " << tokens;
+      EXPECT_EQ(m.capacity(tokens + 1), (tenths * (tokens + 1) + 39) / 40) << tenths << " " << tokens;
+    }
   m.capacity_factor = 0.5;
   EXPECT_EQ(m.capacity(24), 3);
   m.experts = 2;  // P53

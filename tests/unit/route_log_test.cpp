@@ -58,14 +58,17 @@ TEST(RoutesOfTokens, MergeAndAreCounted) {
   const Routes first{2, 2, {{{0, 0}, {1, 2, -1, -1}}, {{0, 1}, {5, 6, 7, 0}}}};
   const Routes second{2, 2, {{{0, 0}, {3, 4, 5, 6}}, {{1, 0}, {-1, -1, 1, 0}}}};
   Routes all = first;
-  all.merge(second);
+  EXPECT_EQ(all.merge(second), 2) << "both know them, and not alike";
   const decltype(all.chosen) expected{{{0, 0}, {1, 2, 5, 6}}, {{0, 1}, {5, 6, 7, 0}}, {{1, 0}, {-1, -1, 1, 0}}};
   EXPECT_EQ(all.chosen, expected);
-  EXPECT_EQ(first.differences(second), 2);
-  EXPECT_EQ(second.differences(first), 2);
-  EXPECT_EQ(all.differences(first), 0) << "what one of them does not know is no difference";
+  EXPECT_EQ(all.merge(first), 0);
+  EXPECT_EQ(all.differences(first), 0);
   EXPECT_EQ(all.differences(all), 0);
-  EXPECT_EQ(all.differences({2, 2, {{{1, 0}, {4, 4, 1, 2}}}}), 1);
+  EXPECT_EQ(all.differences(second), 2);
+  EXPECT_EQ(first.differences(second), 6) << "what is not known is a difference";
+  EXPECT_EQ(Routes().differences(first), 6);
+  EXPECT_EQ(first.differences({}), 0);
+  EXPECT_EQ(all.differences({2, 2, {{{1, 0}, {4, 4, 1, 2}}}}), 3);
 }
 
 class RouteFiles : public ::testing::Test {
@@ -91,9 +94,9 @@ class RouteFiles : public ::testing::Test {
   [[nodiscard]] std::vector<double> values(std::int64_t layer) const {
     return tensors_.at("sub/" + std::to_string(layer) + "/experts").to_doubles();
   }
-  Routes read(std::int64_t samples = kSamples) {
+  Routes read(std::int64_t samples = kSamples, std::int64_t first = 0) {
     write_safetensors(dir_.path("routes.safetensors"), tensors_);
-    return expert_parallel::read_routes(dir_.path("routes.safetensors"), model_, samples);
+    return expert_parallel::read_routes(dir_.path("routes.safetensors"), model_, first, samples);
   }
   void expect_refused(const std::string& part, std::int64_t samples = kSamples) {
     const std::string error = error_of<InputError>([&] { (void)read(samples); });
@@ -122,11 +125,18 @@ TEST_F(RouteFiles, HaveTheChoicesOfTheFirstSamples) {
   }
 }
 
+// Those of a run that continues another.
+TEST_F(RouteFiles, AreForTheSamplesThatARunTrainsOn) {
+  const Routes from_0 = read(2), from_40 = read(2, 40);
+  ASSERT_EQ(from_40.chosen.size(), 4U);
+  for (const auto& [key, choices] : from_0.chosen) EXPECT_EQ(from_40.chosen.at({key.first, 40 + key.second}), choices);
+}
+
 TEST_F(RouteFiles, ThatLackATensorOrSamplesAreRefused) {
   expect_refused("the run needs [at least 4, 4, 2]", 4);
   tensors_.erase("sub/1/experts");
   expect_refused("has no tensor sub/1/experts");
-  EXPECT_THROW((void)expert_parallel::read_routes(dir_.path("none.safetensors"), model_, 1), InputError);
+  EXPECT_THROW((void)expert_parallel::read_routes(dir_.path("none.safetensors"), model_, 0, 1), InputError);
 }
 
 TEST_F(RouteFiles, OfAnotherShapeAreRefused) {
