@@ -51,8 +51,8 @@ TESTS := $(addprefix $(BUILD)/tests/,$(TEST_GROUPS))
 COMMUNICATION := Comm.*:MeshTest.*:OrderTest.*:OnRoot.*
 CUT_MODELS := TensorParallel.*:CutLayers.*:SequenceLayouts.*:SequenceParallel.*:ContextAttention.*:ContextParallel.*
 # Those whose waits between streams the emulator checks: every strategy and option.
-TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*:PipelineSchedules.P36_Every*:PipelineRuntime.P39*
-parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS) $(1)@8=$(COMMUNICATION):$(CUT_MODELS):Pipeline*.* \
+TRAINING_ON_STREAMS := DataParallel.EveryStrategyTrains*:DataParallel.EveryOption*:DataParallel.TwoRuns*:Buckets.P09*:Zero.P10*:TensorParallel.EveryShape*:TensorParallel.Overlap*:ContextAttention.P34_Output*:ContextParallel.EveryKind*:ContextParallel.Overlap*:SequenceParallel.EveryModel*:SequenceParallel.Overlap*:PipelineSchedules.P36_Every*:PipelineRuntime.P39*:ExpertParallel.EveryDispatcher*:ExpertParallel.SharedExperts*:ExpertAxes.EveryLayout*
+parallel_runs = $(foreach n,1 2 3 4 5,$(1)@$(n)) $(1)@6=$(CUT_MODELS):Expert*.* $(1)@8=$(COMMUNICATION):$(CUT_MODELS):Pipeline*.*:Expert*.* \
   $(1)@16=$(COMMUNICATION)
 # Of the programs' tests some mostly wait, so they run beside the others; those on several hosts compare times, and run alone.
 WAITING := GpuCheck.*:RanksFailing.*:Plots.*
@@ -245,7 +245,7 @@ test: deps
 ifeq ($(MODE),cpu)
 	@$(MAKE) --no-print-directory $(PARALLEL) MODE=emu SHARE_HOST=1 emulator-tests
 	@tests/run $(call ALL_TEST_RUNS,build/emu/tests/emulator build/emu/tests/parallel@3=$(COMMUNICATION) \
-	  build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS) build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*:ContextParallel.WithThe*)
+	  build/emu/tests/parallel@2=$(TRAINING_ON_STREAMS) build/emu/tests/parallel@4=Hsdp.*:Sizes.*:TensorParallel.WithEvery*:ContextParallel.WithThe*:ExpertParallel.SharedExperts*)
 else ifeq ($(MODE),emu)
 	@REF5D_EMU_SEED=$(SEED) tests/run '$(BUILD)/tests/unit=$(call but_for,$(EMU_TOO_LONG))' $(BUILD)/tests/parallel@2 \
 	  $(BUILD)/tests/parallel@3

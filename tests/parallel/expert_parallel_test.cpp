@@ -83,6 +83,20 @@ TEST_F(ExpertParallel, EveryOptionTrainsAsOnASingleDevice) {
   }
 }
 
+// Shared experts on a stream of their own read what the model's stream may be done with. With dropout the layer's input is gone
+// early, and behind a region of sequence parallelism, so is what was gathered.
+TEST_F(ExpertParallel, SharedExpertsMeanwhileTrainAsOnASingleDevice) {
+  NEEDS_RANKS(2);
+  for (const MeshSizes& sizes : {MeshSizes{.ep = 2}, {.ep = 2, .tp = 2}}) {
+    for (const double dropout : {0.2, 0.0}) {
+      ExpertCase c{.sizes = sizes, .options = expert_options("tiny-deepseek")};
+      c.options.dropout = dropout;
+      c.lesson.expert.expert_tp = c.lesson.pipeline.stage.sp = sizes.tp > 1;
+      expect_as_alone(c);
+    }
+  }
+}
+
 // With two replicas of two ranks: experts 0 and 1 are on the first of them, 2 and 3 on the second. The first micro-batch sends
 // it nothing, and expert 3 gets nothing all step.
 TEST_F(ExpertParallel, T7_P47_P52_AnExpertWithoutTokens) {
