@@ -55,7 +55,7 @@ BufferCosts run_buffers(Experiment& e, const Buffers& buffers, Mesh& mesh) {
   const RoutedRows rows = count_rows(routes, layout.tokens);
   costs.kept = rows.kept;
   costs.routed = rows.routed;
-  costs.padded = buffers.padded ? rows.padded : rows.kept;
+  costs.padded = buffers.padded ? layout.tokens.layers * padded_rows(layout.tokens) : rows.kept;
   const RoutedBytes b = routed_bytes(rows, layout);
   costs.expected_bytes = b.dispatch + b.combine + b.combine_backward + b.dispatch_backward + b.counts;
   return costs;

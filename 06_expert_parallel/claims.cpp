@@ -124,8 +124,7 @@ void claim_flops(Report& report, const Layout& l, const Routes& routes, const st
   const RoutedRows rows = count_rows(of_first_step(routes, l.tokens), l.tokens);
   const std::int64_t passes = l.options.recompute == "full" ? 4 : 3;
   std::int64_t expected = std::accumulate(rows.of_expert.begin(), rows.of_expert.end(), std::int64_t{0});
-  if (l.model.moe.pad_to_capacity)
-    expected = rows.padded / (l.tokens.expert_tp ? l.tokens.tp : 1);  // whose ranks share each row's work
+  if (l.model.moe.pad_to_capacity) expected = l.tokens.layers * padded_rows(l.tokens);
   std::int64_t measured = 0;
   for (const RankCounts& c : counts) measured += c.expert_flops;
   claim_equal(report, "flops of routed experts in the first step, all ranks",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/experiments.h"
 #include "06_expert_parallel/load.h"
 #include "common/app/cost_claims.h"
@@ -133,17 +134,19 @@ Moment moment_of(const RunRecord& record, const std::vector<ExpertLoad>& loads, 
 // Trains with one cure from the biased router on. Work and memory are recorded of the first step and of the last.
 Outcome train_hot(Experiment& e, const Cure& cure, Mesh& mesh) {
   const Options o = hot_options(e, cure);
-  const LayoutPlan plan = plan_layout(o, lesson_of_own("alltoall"), e.world, mesh);
+  const Lesson lesson = lesson_of_own("alltoall");
+  const LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
+  const TokenLayout layout = layout_of(plan, lesson, mesh).tokens;
   const Dataset data(dataset_options(o, plan.single.model));
   const Biases biases = find_biases(plan.single, data);
   Trainer trainer(plan.settings, data);
   set_biases(trainer.gpt(), biases, trainer.stream());
   Outcome outcome;
   const RunRecord first = record_run(trainer, 1, 0);
-  outcome.first = moment_of(first, gather_load(first, plan.single.model, false, mesh), 0, mesh);
+  outcome.first = moment_of(first, gather_load(first, layout, mesh), 0, mesh);
   (void)record_run(trainer, kHotSteps - 2, 0);
   const RunRecord last = record_run(trainer, 1, 0);
-  outcome.last = moment_of(last, gather_load(last, plan.single.model, false, mesh), 0, mesh);
+  outcome.last = moment_of(last, gather_load(last, layout, mesh), 0, mesh);
   outcome.loss = last.steps.back().loss;
   return outcome;
 }

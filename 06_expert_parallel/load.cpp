@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace ref5d::expert_parallel {
 
@@ -39,17 +40,25 @@ std::vector<std::vector<double>> sum_over_ranks(const RunRecord& record, bool co
 
 }  // namespace
 
-std::vector<ExpertLoad> gather_load(const RunRecord& record, const GptConfig& model, bool counted_along_tp, Mesh& mesh) {
-  const std::vector<std::vector<double>> sums = sum_over_ranks(record, counted_along_tp, mesh);
+std::vector<ExpertLoad> gather_load(const RunRecord& record, const TokenLayout& layout, Mesh& mesh) {
+  const std::vector<std::vector<double>> sums = sum_over_ranks(record, layout.expert_tp, mesh);
   const std::vector<std::size_t> steps = reported_steps(record.steps.size());
-  const std::int64_t experts = model.moe.experts;
+  const std::int64_t experts = layout.moe.experts;
   std::vector<ExpertLoad> loads;
   for (std::size_t s = 0; s < sums.size(); ++s) {
-    for (std::int64_t layer = 0; layer < model.layers && !sums[s].empty(); ++layer) {
-      ExpertLoad l{static_cast<std::int64_t>(steps[s]), layer, record.steps[steps[s]].tokens * model.moe.top_k, {}, {}};
+    for (std::int64_t layer = 0; layer < layout.layers && !sums[s].empty(); ++layer) {
+      ExpertLoad l;
+      l.step = static_cast<std::int64_t>(steps[s]);
+      l.layer = layer;
+      l.routed = record.steps[steps[s]].tokens * layout.moe.top_k;
       const auto at = sums[s].begin() + layer * 3 * experts;
       l.choices.assign(at, at + experts);
       l.rows.assign(at + 2 * experts, at + 3 * experts);
+      for (int r = 0; r < layout.ep; ++r) {
+        const Range own = experts_of(experts, layout.ep, r);
+        l.rank_rows.push_back(std::accumulate(l.rows.begin() + own.begin, l.rows.begin() + own.end, std::int64_t{0}));
+      }
+      l.computed = layout.moe.pad_to_capacity ? padded_rows(layout) : l.all_rows();
       loads.push_back(std::move(l));
     }
   }

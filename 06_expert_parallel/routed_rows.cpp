@@ -68,11 +68,9 @@ std::int64_t numbers_told(const TokenLayout& l, const std::vector<NodeRanks>& no
   return l.ep - 1 + of_node - own;
 }
 
-// Every expert gets as many rows from a rank, whatever the choices.
-void count_padded(RoutedRows& rows, const TokenLayout& l, std::int64_t tokens, int from) {
-  const std::int64_t each = std::min(l.moe.capacity(l.micro_batch * l.seq), tokens);
-  rows.padded += l.moe.experts * each;
-  rows.leaving += (l.moe.experts - experts_of(l.moe.experts, l.ep, from).size()) * each;
+// Every expert gets as many rows from a rank that has so many tokens, whatever the choices.
+std::int64_t padded_rows_of(const TokenLayout& l, std::int64_t tokens) {
+  return std::min(l.moe.capacity(l.micro_batch * l.seq), tokens);
 }
 
 // One token's rows, from rank `from` along ep.
@@ -97,6 +95,14 @@ void count_token(RoutedRows& rows, const TokenLayout& l, const std::vector<NodeR
 
 }  // namespace
 
+// Ranks along tp that cut experts compute each row together.
+std::int64_t padded_rows(const TokenLayout& l) {
+  std::int64_t of_micro_batch = 0;
+  for (const std::vector<std::int64_t>& of_rank : tokens_of_ranks(l))
+    of_micro_batch += l.moe.experts * padded_rows_of(l, static_cast<std::int64_t>(of_rank.size()));
+  return l.global_batch / l.micro_batch * of_micro_batch / (l.expert_tp ? l.tp : 1);
+}
+
 RoutedRows count_rows(const Routes& routes, const TokenLayout& l) {
   RoutedRows rows;
   rows.of_expert.resize(static_cast<std::size_t>(l.layers * l.moe.experts));
@@ -116,7 +122,9 @@ RoutedRows count_rows(const Routes& routes, const TokenLayout& l) {
       const std::vector<NodeRanks>& nodes = l.nodes.empty() ? kNone : l.nodes[group];
       rows.counts += numbers_told(l, nodes, from);
       rows.held += static_cast<std::int64_t>(tokens[r].size());
-      if (l.moe.pad_to_capacity) count_padded(rows, l, static_cast<std::int64_t>(tokens[r].size()), from);
+      if (l.moe.pad_to_capacity)
+        rows.leaving += (l.moe.experts - experts_of(l.moe.experts, l.ep, from).size()) *
+                        padded_rows_of(l, static_cast<std::int64_t>(tokens[r].size()));
       for (const std::int64_t t : tokens[r]) count_token(rows, l, nodes, choices[static_cast<std::size_t>(t)], from);
     }
     for (const Choices& token : choices)

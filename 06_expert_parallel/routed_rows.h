@@ -36,10 +36,11 @@ struct RoutedRows {
   std::int64_t other_nodes = 0;         // choices of experts on other nodes: what alltoall moves between nodes
   std::int64_t held = 0;                // rows x ranks that route them: R of each rank
   std::int64_t counts = 0;              // numbers of rows that ranks tell each other
-  std::int64_t padded = 0;              // rows that experts compute with MoeConfig::pad_to_capacity
   std::vector<std::int64_t> of_expert;  // [L x E] kept
   std::vector<std::int64_t> of_rank;    // [ep] kept rows that a rank's experts compute
 };
+// Those that all experts compute in a layer of one step with MoeConfig::pad_to_capacity.
+[[nodiscard]] std::int64_t padded_rows(const TokenLayout& layout);
 [[nodiscard]] RoutedRows count_rows(const Routes& routes, const TokenLayout& layout);
 
 }  // namespace ref5d::expert_parallel

@@ -166,7 +166,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   if (options.verify) check_norms(verdict, run.record, mesh);
   Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
   describe(report.config, lesson, l, mesh);
-  report.experts = gather_load(run.record, model, lesson.expert.expert_tp, mesh);
+  report.experts = gather_load(run.record, layout.tokens, mesh);
   const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
   if (world.is_root() && options.verify) claim_routing(report, layout, lesson.routes_from_file() ? given : run.routes, counts);
   if (world.is_root()) parts.claim_costs(report);

@@ -67,17 +67,18 @@ std::string memory_table(const std::vector<MemoryRow>& memory) {
 std::string expert_table(const std::vector<ExpertLoad>& experts) {
   if (experts.empty()) return "";
   const std::int64_t last = experts.back().step;
-  Rows rows{
-      {fmt::format("experts in step {}", last + 1), "choices", "of the busiest", "of the idlest", "busiest / even", "dropped"}};
+  Rows rows{{fmt::format("experts in step {}", last + 1), "choices", "of the busiest", "of the idlest", "busiest / even",
+             "busiest rank / even", "dropped", "padding"}};
   for (const ExpertLoad& l : experts) {
     if (l.step != last) continue;
     const auto [least, most] = std::minmax_element(l.choices.begin(), l.choices.end());
     rows.push_back({fmt::format("layer {}", l.layer), grouped_digits(l.all_choices()),
                     fmt::format("{} (expert {})", grouped_digits(*most), most - l.choices.begin()),
                     fmt::format("{} (expert {})", grouped_digits(*least), least - l.choices.begin()),
-                    fmt::format("{:.2f}", l.imbalance()), fmt::format("{:.1f}%", 100 * l.dropped())});
+                    fmt::format("{:.2f}", l.imbalance()), fmt::format("{:.2f}", l.rank_imbalance()),
+                    fmt::format("{:.1f}%", 100 * l.dropped()), fmt::format("{:.1f}%", 100 * l.padding())});
   }
-  return format_table(rows, "lrrrrr");
+  return format_table(rows, "lrrrrrrr");
 }
 
 std::string timing_table(const std::map<std::string, double>& timing) {
@@ -89,20 +90,30 @@ std::string timing_table(const std::map<std::string, double>& timing) {
 
 }  // namespace
 
-std::int64_t ExpertLoad::all_choices() const { return std::accumulate(choices.begin(), choices.end(), std::int64_t{0}); }
+namespace {
 
-double ExpertLoad::imbalance() const {
-  const std::int64_t all = all_choices();
+std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+double greatest_over_even(const std::vector<std::int64_t>& numbers) {
+  const std::int64_t all = sum_of(numbers);
   if (all == 0) return 1;
-  const auto busiest = static_cast<double>(*std::max_element(choices.begin(), choices.end()));
-  return busiest * static_cast<double>(choices.size()) / static_cast<double>(all);
+  const auto greatest = static_cast<double>(*std::max_element(numbers.begin(), numbers.end()));
+  return greatest * static_cast<double>(numbers.size()) / static_cast<double>(all);
+}
+// What of `all` is not among `some`.
+double missing_share(std::int64_t all, std::int64_t some) {
+  return all == 0 ? 0 : 1 - static_cast<double>(some) / static_cast<double>(all);
 }
 
-double ExpertLoad::dropped() const {
-  return routed == 0 ? 0
-                     : 1 - static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0})) /
-                               static_cast<double>(routed);
-}
+}  // namespace
+
+std::int64_t ExpertLoad::all_choices() const { return sum_of(choices); }
+std::int64_t ExpertLoad::all_rows() const { return sum_of(rows); }
+double ExpertLoad::imbalance() const { return greatest_over_even(choices); }
+double ExpertLoad::rank_imbalance() const { return greatest_over_even(rank_rows); }
+double ExpertLoad::dropped() const { return missing_share(routed, all_rows()); }
+double ExpertLoad::padding() const { return missing_share(computed, all_rows()); }
 
 std::string Report::tables() const {
   std::string text;

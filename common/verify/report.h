@@ -38,15 +38,20 @@ struct MemoryRow {
 
 // How the tokens of a step were shared out over the experts of a layer.
 struct ExpertLoad {
-  std::int64_t step = 0, layer = 0;   // from 0
-  std::int64_t routed = 0;            // choices of all tokens, padding's too
-  std::vector<std::int64_t> choices;  // of each expert, without padding's
-  std::vector<std::int64_t> rows;     // that it was sent: all choices that were not dropped
+  std::int64_t step = 0, layer = 0;     // from 0
+  std::int64_t routed = 0;              // choices of all tokens, padding's too
+  std::vector<std::int64_t> choices;    // of each expert, without padding's
+  std::vector<std::int64_t> rows;       // that it was sent: all choices that were not dropped
+  std::vector<std::int64_t> rank_rows;  // of the experts of each rank along ep together
+  std::int64_t computed = 0;            // by all experts: rows, and padding where each computes as many
   [[nodiscard]] std::int64_t all_choices() const;
-  // The busiest expert's choices in units of an even share: 1 if all have as many.
+  [[nodiscard]] std::int64_t all_rows() const;
+  // The busiest expert's choices, and the busiest rank's rows, in units of an even share: 1 if all have as many.
   [[nodiscard]] double imbalance() const;
-  // The share of choices that were dropped.
+  [[nodiscard]] double rank_imbalance() const;
+  // The share of choices that were dropped, and that of computed rows that are padding.
   [[nodiscard]] double dropped() const;
+  [[nodiscard]] double padding() const;
 };
 
 struct Report {

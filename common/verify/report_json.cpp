@@ -58,8 +58,12 @@ Json load_to_json(const ExpertLoad& l) {
                        {"routed", l.routed},
                        {"choices", Json::array_of(l.choices)},
                        {"rows", Json::array_of(l.rows)},
+                       {"rank_rows", Json::array_of(l.rank_rows)},
+                       {"computed", l.computed},
                        {"imbalance", l.imbalance()},
-                       {"dropped", l.dropped()}});
+                       {"rank_imbalance", l.rank_imbalance()},
+                       {"dropped", l.dropped()},
+                       {"padding", l.padding()}});
 }
 
 Check check_from_json(const Json& j) {
@@ -93,9 +97,14 @@ MemoryRow memory_from_json(const Json& j) {
 }
 
 ExpertLoad load_from_json(const Json& j) {
-  ExpertLoad l{j.at("step").as_int(), j.at("layer").as_int(), j.at("routed").as_int(), {}, {}};
+  ExpertLoad l;
+  l.step = j.at("step").as_int();
+  l.layer = j.at("layer").as_int();
+  l.routed = j.at("routed").as_int();
   for (const Json& n : j.at("choices").items()) l.choices.push_back(n.as_int());
   for (const Json& n : j.at("rows").items()) l.rows.push_back(n.as_int());
+  for (const Json& n : j.at("rank_rows").items()) l.rank_rows.push_back(n.as_int());
+  l.computed = j.at("computed").as_int();
   return l;
 }
 

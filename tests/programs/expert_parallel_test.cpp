@@ -49,8 +49,10 @@ void expect_load(const Report& report, std::int64_t tokens, bool dropless = true
     EXPECT_GE(l.imbalance(), 1);
     EXPECT_LE(l.imbalance(), 8);
     for (std::size_t e = 0; e < 8; ++e) EXPECT_LE(l.rows[e], l.choices[e]);
-    const double kept = static_cast<double>(std::accumulate(l.rows.begin(), l.rows.end(), std::int64_t{0}));
-    EXPECT_DOUBLE_EQ(l.dropped(), 1 - kept / static_cast<double>(l.routed));
+    const std::int64_t kept = std::accumulate(l.rows.begin(), l.rows.end(), std::int64_t{0});
+    EXPECT_DOUBLE_EQ(l.dropped(), 1 - static_cast<double>(kept) / static_cast<double>(l.routed));
+    EXPECT_EQ(std::accumulate(l.rank_rows.begin(), l.rank_rows.end(), std::int64_t{0}), kept);
+    EXPECT_GE(l.computed, kept);
     EXPECT_EQ(l.dropped() == 0, dropless) << l.dropped();
   }
 }
@@ -127,6 +129,7 @@ TEST(ExpertParallel, P53_CapacityDropsWhatIsBeyondIt) {
     for (const std::int64_t rows : l.rows) EXPECT_LE(rows, 4 * 4);
   const Report padded = experts_equal_one_device(2, "--capacity-factor 1 --pad-to-capacity");
   expect_claims_of_phases(padded, {"dispatch", "combine", "combine backward", "dispatch backward"});
+  for (const ExpertLoad& l : padded.experts) EXPECT_EQ(l.computed, 4 * 8 * 8);  // of 4 micro-batches, 8 rows of each expert
 }
 
 TEST(ExpertParallel, TheOtherAxesEqualOneDevice) {

@@ -29,7 +29,7 @@ Report example_report() {
   r.checks = {make_check("loss/step 1", "relative error", 1e-13, 1e-11), make_check("norm", "relative error", 0, 1e-11)};
   r.traffic = {{"dp", "all_reduce", "backward", 3, 4096, 6144, 12, 16384, 24576, true}};
   r.memory = {{0, "parameters", 1000, 1000}, {0, "activations", 0, 3 << 20}, {1, "parameters", 1000, 2000}};
-  r.experts = {{4, 1, 8, {6, 2}, {3, 2}}};
+  r.experts = {{4, 1, 8, {6, 2, 0}, {3, 2, 0}, {5, 0}, 8}};
   r.timing = {{"step_ms", 41.25}, {"tokens_per_s", 12345}};
   r.claims = {make_claim("wire bytes", 6144, 6144, 0, "B", "ring bound")};
   return r;
@@ -94,9 +94,12 @@ TEST_F(ReportFileTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(back.timing, r.timing);
   EXPECT_EQ(back.traffic[0].total_wire_bytes, 24576);
   EXPECT_EQ(back.memory[1].peak_bytes, 3 << 20);
-  EXPECT_EQ(back.experts[0].rows, (std::vector<std::int64_t>{3, 2}));
-  EXPECT_EQ(back.experts[0].imbalance(), 1.5);
+  EXPECT_EQ(back.experts[0].rows, (std::vector<std::int64_t>{3, 2, 0}));
+  EXPECT_EQ(back.experts[0].rank_rows, (std::vector<std::int64_t>{5, 0}));
+  EXPECT_EQ(back.experts[0].imbalance(), 6 * 3.0 / 8);
+  EXPECT_EQ(back.experts[0].rank_imbalance(), 2);
   EXPECT_EQ(back.experts[0].dropped(), 3.0 / 8);
+  EXPECT_EQ(back.experts[0].padding(), 3.0 / 8);
   EXPECT_EQ(back.claims[0].note, "ring bound");
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) files += entry.exists() ? 1 : 0;
