@@ -47,8 +47,10 @@ std::vector<std::vector<NodeRanks>> nodes_of_groups(const Mesh& mesh) {
   for (int outer = 0; outer < outside; ++outer) {
     for (int inner = 0; inner < inside; ++inner) {
       std::vector<int> ranks;
-      for (int e = 0; e < ep; ++e)
-        ranks.push_back(mesh.everyone().ranks[static_cast<std::size_t>((outer * ep + e) * inside + inner)]);
+      for (int e = 0; e < ep; ++e) {
+        const int place = (outer * ep + e) * inside + inner;
+        ranks.push_back(mesh.everyone().ranks[static_cast<std::size_t>(place)]);
+      }
       groups.push_back(nodes_of(ranks));
     }
   }

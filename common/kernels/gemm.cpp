@@ -52,4 +52,10 @@ void gemm(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alph
   gemm_backend::multiply(stream, ta, tb, alpha, a, b, beta, c);
 }
 
+void gemm_grouped(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alpha,
+                  const std::vector<GemmOperands>& products) {
+  if (kind == GemmKind::kHand) return gemm_grouped_hand(stream, ta, tb, alpha, products);
+  for (const GemmOperands& p : products) gemm(stream, kind, ta, tb, alpha, p.a, p.b, p.beta, p.c);
+}
+
 }  // namespace ref5d

@@ -1,6 +1,8 @@
 // Matrix products: C = alpha * op(A) * op(B) + beta * C, all row-major, any leading dims.
 #pragma once
 
+#include <vector>
+
 #include "common/tensor/tensor.h"
 
 namespace ref5d {
@@ -21,12 +23,23 @@ enum class GemmKind { kBlas, kHand, kTensorCore };
 void gemm(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b,
           double beta, const Tensor& c);
 
+// C_i = alpha * op(A_i) * op(B_i) + beta_i * C_i of several matrices, of any sizes, that share nothing: what experts multiply
+// their rows with. The naive way is one gemm() after the other, which is what libraries are given here; a product of few rows
+// keeps few of a GPU's processors busy. kHand takes the tiles of all products in one launch, with the same bits.
+struct GemmOperands {
+  Tensor a, b, c;
+  double beta = 0;
+};
+void gemm_grouped(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alpha,
+                  const std::vector<GemmOperands>& products);
+
 // 2 * M * N * K.
 [[nodiscard]] inline std::int64_t gemm_flops(std::int64_t m, std::int64_t n, std::int64_t k) { return 2 * m * n * k; }
 
-// The hand-written tiled kernel: lesson material. Same meaning as gemm().
+// The hand-written tiled kernels: lesson material. Same meaning as gemm() and gemm_grouped().
 void gemm_hand(Stream& stream, Transpose ta, Transpose tb, double alpha, const Tensor& a, const Tensor& b, double beta,
                const Tensor& c);
+void gemm_grouped_hand(Stream& stream, Transpose ta, Transpose tb, double alpha, const std::vector<GemmOperands>& products);
 
 struct GemmSize {
   std::int64_t m, n, k;

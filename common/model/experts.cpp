@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "common/device/device.h"
 #include "common/kernels/swiglu.h"
 
 namespace ref5d {
@@ -46,36 +47,50 @@ void Experts::keep(std::int64_t begin, std::int64_t end) {
   }
 }
 
-template <typename Work>
-void Experts::for_each(Member member, const std::vector<std::int64_t>& counts, const Work& work) const {
+template <typename Operands>
+std::vector<GemmOperands> Experts::products(Member member, const std::vector<std::int64_t>& counts,
+                                            const Operands& operands) const {
   if (static_cast<std::int64_t>(counts.size()) != count()) throw std::logic_error("rows for another number of experts");
+  std::vector<GemmOperands> of_experts;
   std::int64_t at = 0;
   for (std::size_t e = 0; e < counts.size(); ++e) {
-    work(*(all[static_cast<std::size_t>(begin_) + e].*member), at, at + counts[e]);
+    const Linear& linear = *(all[static_cast<std::size_t>(begin_) + e].*member);
+    of_experts.push_back(operands(linear, at, at + counts[e]));
+    device().flops().add(linear.flops, gemm_flops(counts[e], linear.out(), linear.in()));
     at += counts[e];
   }
+  return of_experts;
 }
 
 Tensor Experts::multiply(Context& ctx, Member member, const Tensor& x, const std::vector<std::int64_t>& counts) const {
   Tensor y = ctx.activation({x.dim(0), (all[static_cast<std::size_t>(begin_)].*member)->out()});
-  for_each(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
-    linear.multiply_into(ctx, y.rows(begin, end), x.rows(begin, end));
-  });
+  gemm_grouped(ctx.stream, ctx.gemm, Transpose::kNo, Transpose::kYes, 1.0,
+               products(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
+                 return GemmOperands{x.rows(begin, end), linear.weight->weight, y.rows(begin, end)};
+               }));
   return y;
 }
 
 void Experts::multiply_backward(Context& ctx, Member member, const Tensor& dx, const Tensor& dy, bool accumulate,
                                 const std::vector<std::int64_t>& counts) const {
-  for_each(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
-    linear.backward_input(ctx, dx.rows(begin, end), dy.rows(begin, end), accumulate);
-  });
+  gemm_grouped(ctx.stream, ctx.gemm, Transpose::kNo, Transpose::kNo, 1.0,
+               products(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
+                 return GemmOperands{dy.rows(begin, end), linear.weight->weight, dx.rows(begin, end), accumulate ? 1.0 : 0.0};
+               }));
 }
 
 void Experts::queue_weights(Context& ctx, Member member, const Tensor& x, const Tensor& dy,
                             const std::vector<std::int64_t>& counts) const {
-  for_each(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
-    linear.backward_weight(ctx, x.rows(begin, end), dy.rows(begin, end));
-  });
+  Stream& stream = ctx.stream;
+  auto work = [this, &stream, kind = ctx.gemm, member, x, dy, counts] {
+    gemm_grouped(stream, kind, Transpose::kYes, Transpose::kNo, 1.0,
+                 products(member, counts, [&](const Linear& linear, std::int64_t begin, std::int64_t end) {
+                   const auto [dw, accumulate] = linear.weight->begin_contribution(stream);
+                   return GemmOperands{dy.rows(begin, end), x.rows(begin, end), dw, accumulate ? 1.0 : 0.0};
+                 }));
+    for (std::int64_t e = begin_; e < end_; ++e) (all[static_cast<std::size_t>(e)].*member)->weight->end_contribution(stream);
+  };
+  ctx.weight_grads->add(std::move(work), {x, dy});
 }
 
 Tensor Experts::forward(Context& ctx, const ExpertRows& in, Saved& saved) {

@@ -34,9 +34,10 @@ class Experts {
 
  private:
   using Member = std::unique_ptr<Linear> Expert::*;
-  // Calls work(linear, begin, end) for each expert that is here and its rows of so many.
-  template <typename Work>
-  void for_each(Member member, const std::vector<std::int64_t>& counts, const Work& work) const;
+  // One product for each expert that is here: operands(linear, begin, end), of its rows. Counts their flops.
+  template <typename Operands>
+  [[nodiscard]] std::vector<GemmOperands> products(Member member, const std::vector<std::int64_t>& counts,
+                                                   const Operands& operands) const;
   [[nodiscard]] Tensor multiply(Context& ctx, Member member, const Tensor& x, const std::vector<std::int64_t>& counts) const;
   void multiply_backward(Context& ctx, Member member, const Tensor& dx, const Tensor& dy, bool accumulate,
                          const std::vector<std::int64_t>& counts) const;

@@ -15,13 +15,9 @@ Linear::Linear(const std::string& name, std::int64_t in, std::int64_t out, bool 
 
 Tensor Linear::multiply(Context& ctx, const Tensor& x) const {
   Tensor y = ctx.activation({x.dim(0), out()});
-  multiply_into(ctx, y, x);
-  return y;
-}
-
-void Linear::multiply_into(Context& ctx, const Tensor& y, const Tensor& x) const {
   gemm(ctx.stream, ctx.gemm, Transpose::kNo, stored_in_out ? Transpose::kNo : Transpose::kYes, 1.0, x, weight->weight, 0.0, y);
   device().flops().add(flops, gemm_flops(x.dim(0), out(), in()));
+  return y;
 }
 
 void Linear::add_bias(Context& ctx, const Tensor& y) const {

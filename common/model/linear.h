@@ -23,8 +23,6 @@ class Linear {
 
   // x [R, in] -> x W^T [R, out], without the bias.
   [[nodiscard]] virtual Tensor multiply(Context& ctx, const Tensor& x) const;
-  // The same into y.
-  void multiply_into(Context& ctx, const Tensor& y, const Tensor& x) const;
   virtual void add_bias(Context& ctx, const Tensor& y) const;
   [[nodiscard]] Tensor forward(Context& ctx, const Tensor& x) const {
     Tensor y = multiply(ctx, x);

@@ -46,8 +46,9 @@ void Loader::put_places(Slot& slot, std::span<const Row> whole, std::span<const 
   std::int32_t* sequence = place + slot.batch * slot.seq;
   for (std::int32_t b = 0; b < static_cast<std::int32_t>(here.size()); ++b) {
     for (const std::int32_t order : here[static_cast<std::size_t>(b)].order) {
-      *place++ = b * length + order;
-      *sequence++ = sequences.of_token[static_cast<std::size_t>(b * length + order)];
+      const std::int32_t at = b * length + order;
+      *place++ = at;
+      *sequence++ = sequences.of_token[static_cast<std::size_t>(at)];
     }
   }
   slot.sequence_lengths = std::move(sequences.lengths);
