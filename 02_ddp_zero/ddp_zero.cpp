@@ -37,6 +37,11 @@ int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh) {
   return 1;
 }
 
+int shard_size_of(const StrategyOptions& strategy, std::int64_t asked_for, World& world, Mesh& mesh) {
+  if (strategy.kind == "hsdp") return hsdp_shard_size(asked_for, world, mesh);
+  return static_cast<int>(mesh.size(gradient_axes(mesh)));
+}
+
 void check_memory(const Options& options, const GptConfig& model, const Layout& layout, const StrategyOptions& strategy,
                   const World& world, const std::string& other_help) {
   if (Device::mode() == "cuda") return;

@@ -22,6 +22,8 @@ struct Lesson {
 // The ranks that share one copy of the weights: as many as were asked for, or (0) a node's ranks, or the ranks over their
 // smallest prime factor. InputError if it does not divide the data-parallel ranks.
 [[nodiscard]] int hsdp_shard_size(std::int64_t asked_for, World& world, Mesh& mesh);
+// The ranks over which a strategy shards: with hsdp these, else all that gradients are summed over.
+[[nodiscard]] int shard_size_of(const StrategyOptions& strategy, std::int64_t asked_for, World& world, Mesh& mesh);
 
 // Ranks on one machine share its memory. Beyond it the system would end processes without a word: InputError, which names what
 // helps, `other_help` too.

@@ -68,7 +68,7 @@ void expect_cuttable(const GptConfig& c, int ranks) {
         fmt::format("--tp {} cannot cut {} {}: every rank needs one at least; use --tp {} or less", ranks, n, what, n));
   };
   expect(c.heads, "heads");
-  expect(c.ffn, "columns of the MLP");
+  if (!c.has_experts()) expect(c.ffn, "columns of the MLP");
   expect(c.vocab, "entries of the vocabulary");
 }
 

@@ -42,7 +42,7 @@ struct Heads {
 // The heads of a packed [q | k | v]: three stretches of its dim, and not one (pitfall P28).
 [[nodiscard]] std::vector<Segment> packed_segments(const GptConfig& config, const Heads& heads);
 
-// InputError if some rank would have nothing of what is cut: query heads, the MLP's columns, entries of the vocabulary.
+// InputError if some rank would have nothing of what is cut: query heads, a dense MLP's columns, entries of the vocabulary.
 void expect_cuttable(const GptConfig& config, int ranks);
 
 }  // namespace ref5d::tensor_parallel

@@ -17,11 +17,6 @@ namespace ref5d::tensor_parallel {
 
 namespace {
 
-int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
-  const bool hsdp = lesson.strategy.kind == "hsdp";
-  return hsdp ? data_parallel::hsdp_shard_size(lesson.shard_size, world, mesh) : mesh["dp"].size();
-}
-
 void check_memory(const Options& options, const Lesson& lesson, World& world, Mesh& mesh, int shard_size) {
   Gpt gpt(model_config(options));
   cut(gpt, mesh["tp"].size(), 0);
@@ -68,14 +63,16 @@ TrainerOptions layout_settings(const Options& options, const Lesson& lesson, Wor
   TensorParallelOptions tensor = lesson.tensor;
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, tensor.faults, mesh["tp"].rank());
   (void)apply(settings, mesh, tensor);
-  data_parallel::apply(settings, mesh, lesson.strategy, shard_size_of(lesson, world, mesh));
+  data_parallel::apply(settings, mesh, lesson.strategy,
+                       data_parallel::shard_size_of(lesson.strategy, lesson.shard_size, world, mesh));
   return settings;
 }
 
 Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mesh) {
   const GptConfig model = model_config(options);
   const Dataset data(dataset_options(options, model));
-  const int tp = mesh["tp"].size(), dp = mesh["dp"].size(), shard_size = shard_size_of(lesson, world, mesh);
+  const int tp = mesh["tp"].size(), dp = mesh["dp"].size(),
+            shard_size = data_parallel::shard_size_of(lesson.strategy, lesson.shard_size, world, mesh);
   expect_cuttable(model, tp);
   check_memory(options, lesson, world, mesh, shard_size);
   TrainerOptions settings = layout_settings(options, lesson, world, mesh);

@@ -22,12 +22,6 @@ namespace ref5d::seq_context_parallel {
 
 namespace {
 
-int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
-  const bool hsdp = lesson.strategy.kind == "hsdp";
-  return hsdp ? data_parallel::hsdp_shard_size(lesson.shard_size, world, mesh)
-              : static_cast<int>(mesh.size(data_parallel::gradient_axes(mesh)));
-}
-
 void check_memory(const Options& options, const Lesson& lesson, World& world, Mesh& mesh, int shard_size) {
   const int tp = mesh["tp"].size();
   Gpt gpt(model_config(options));
@@ -106,7 +100,7 @@ TrainerOptions layout_settings(const Options& options, const Lesson& lesson, Wor
   TrainerOptions settings = trainer_options(options, model_config(options), mesh["dp"].size(), mesh.everyone().size());
   Lesson planted = lesson;
   if (lesson.sabotage != nullptr) lesson.sabotage->plant(settings, planted);
-  apply(settings, mesh, planted, shard_size_of(lesson, world, mesh));
+  apply(settings, mesh, planted, data_parallel::shard_size_of(lesson.strategy, lesson.shard_size, world, mesh));
   return settings;
 }
 
@@ -121,7 +115,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
   const GptConfig model = model_config(options);
   const Dataset data(dataset_options(options, model));
   const Layout layout = layout_of(options, lesson, mesh);
-  const int shard_size = shard_size_of(lesson, world, mesh);
+  const int shard_size = data_parallel::shard_size_of(lesson.strategy, lesson.shard_size, world, mesh);
   tensor_parallel::expect_cuttable(model, layout.tp);
   check_memory(options, lesson, world, mesh, shard_size);
   TrainerOptions settings = layout_settings(options, lesson, world, mesh);

@@ -47,12 +47,6 @@ std::shared_ptr<Pipeline> apply(TrainerOptions& settings, Mesh& mesh, const std:
 
 namespace {
 
-int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
-  const bool hsdp = lesson.stage.strategy.kind == "hsdp";
-  return hsdp ? data_parallel::hsdp_shard_size(lesson.stage.shard_size, world, mesh)
-              : static_cast<int>(mesh.size(data_parallel::gradient_axes(mesh)));
-}
-
 void check_memory(const Options& all, const Lesson& lesson, const Plan& plan, World& world, Mesh& mesh, int shard_size) {
   const int tp = mesh["tp"].size(), pp = mesh["pp"].rank();
   Gpt gpt(model_config(all));
@@ -105,7 +99,7 @@ LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& worl
   if (lesson.pipeline.faults.receives_by_need) plan = with_receives_by_need(*plan);
   const Options all = with_all_micro_batches(options, *plan);
   mesh.mirror_stages(plan->assignment.copies() && !lesson.pipeline.faults.copies_unsummed);
-  const int shard_size = shard_size_of(lesson, world, mesh);
+  const int shard_size = data_parallel::shard_size_of(lesson.stage.strategy, lesson.stage.shard_size, world, mesh);
   const TrainerOptions single = trainer_options(all, model, mesh["dp"].size(), mesh.everyone().size());
   LayoutPlan l{plan, all, single, single, nullptr, shard_size};
   l.pipeline = apply(l.settings, mesh, plan, lesson, shard_size);

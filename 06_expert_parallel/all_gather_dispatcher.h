@@ -4,7 +4,7 @@
 //   backward   all-gather of dy; reduce-scatter of dx and dweights
 //
 // It needs no counts and no permutation between ranks. But it moves (N-1) R H in each of the four ways whatever the choices,
-// where sending tokens to their experts moves at most k R H (N-1)/N: N/k times as much.
+// where sending tokens to experts that are chosen evenly moves k R H (N-1)/N: N/k times as much.
 #pragma once
 
 #include "06_expert_parallel/expert_axis.h"

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "06_expert_parallel/expert_axis.h"
+#include "06_expert_parallel/expert_shares.h"
 #include "common/kernels/philox.h"
 
 namespace ref5d::expert_parallel {

@@ -1,55 +1,16 @@
-// The expert-parallel axis as the dispatchers see it, and the mistakes that can be planted.
-//
-// Experts are in contiguous shares over the ranks of the axis, in the order of their numbers, sizes that differ by one at most:
-//
-//   64 experts over 8 ranks:   0..7 | 8..15 | 16..23 | ... | 56..63      expert 12 is on rank 1, expert 60 on rank 7
+// The expert-parallel axis as the dispatchers see it.
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "03_tensor_parallel/cut.h"
+#include "06_expert_parallel/expert_options.h"
+#include "06_expert_parallel/expert_shares.h"
+#include "06_expert_parallel/node_ranks.h"
 #include "common/comm/mesh.h"
 #include "common/device/device.h"
 
 namespace ref5d::expert_parallel {
-
-using tensor_parallel::Range;
-
-// The experts of a rank.
-[[nodiscard]] Range experts_of(std::int64_t experts, int ranks, int rank);
-// The rank of an expert.
-[[nodiscard]] int rank_of_expert(std::int64_t expert, std::int64_t experts, int ranks);
-
-// Mistakes to show (--sabotage).
-struct Faults {
-  bool router_unsummed = false;  // tp: a rank keeps its own rows' part of the router's gradient (P50)
-  bool aux_per_rank = false;     // each rank balances its own tokens (P48)
-  bool drop_by_rank = false;     // each rank fills an expert's capacity by its own order (P53)
-  bool rows_by_sender = false;   // experts take rows in the order in which they arrived
-  bool other_weights = false;    // a token's weights are renormalised where they should not be, or the reverse (P51)
-  bool own_load = false;         // correction biases follow the load of a rank's own tokens
-};
-
-struct ExpertParallelOptions {
-  std::string dispatcher = "alltoall";  // alltoall | hierarchical | allgather
-  bool expert_tp = false;  // tp cuts every expert; else each rank along tp takes whole experts and some of the tokens
-  bool overlap = true;     // shared experts on a stream of their own
-  Faults faults;
-};
-
-[[nodiscard]] std::vector<std::string> dispatcher_names();
-
-// The ranks of a node along the axis, next to each other.
-struct NodeRanks {
-  int begin, end;
-};
-
-// The nodes of ranks of the world, in their order along ep. InputError if those of a node are not next to each other.
-[[nodiscard]] std::vector<NodeRanks> nodes_of(const std::vector<int>& ranks);
-// Of every group of ranks along ep, in the order of their places along pp, edp, cp and tp: they may lie on nodes differently.
-[[nodiscard]] std::vector<std::vector<NodeRanks>> nodes_of_groups(const Mesh& mesh);
 
 // Shared by all layers of one model on one rank.
 class ExpertAxis {

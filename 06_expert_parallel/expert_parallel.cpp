@@ -69,6 +69,16 @@ ReplicaScope::Setup make_scope(Mesh& mesh, const ExpertParallelOptions& options,
   return scope;
 }
 
+void expect_cuttable(const GptConfig& c, bool expert_tp, std::int64_t tp) {
+  const auto expect = [&](std::int64_t columns, const char* what, const char* other) {
+    if (columns < tp)
+      throw InputError(fmt::format("--tp {} cannot cut {} of {} column{}: every rank needs one at least; use --tp {} or less{}",
+                                   tp, what, columns, columns == 1 ? "" : "s", columns, other));
+  };
+  if (expert_tp) expect(c.ffn, "experts", ", or leave --expert-tp out");
+  if (c.moe.shared_experts > 0) expect(c.moe.shared_experts * c.ffn, "shared experts", "");
+}
+
 struct Seams {
   std::shared_ptr<ExpertAxis> axis;
   TensorAxis tensor;
@@ -149,6 +159,7 @@ std::shared_ptr<ExpertAxis> apply(TrainerOptions& settings, Mesh& mesh, const Ex
   if (settings.shard || settings.accumulate)
     throw std::logic_error("expert_parallel::apply comes before data_parallel::apply, which sums experts over edp alone");
   if (!settings.model.has_experts()) throw std::logic_error("expert_parallel::apply is for a model with experts");
+  expect_cuttable(settings.model, options.expert_tp, mesh.size("tp"));
   const auto axis = std::make_shared<ExpertAxis>(mesh, options, settings.model.moe.experts);
   Seams seams{axis, tensor, make_scope(mesh, options, tensor), nullptr};
   if (options.overlap && settings.model.moe.shared_experts > 0 && axis->size() > 1)

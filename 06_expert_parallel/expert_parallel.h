@@ -33,11 +33,12 @@ struct TensorAxis {
   std::int64_t tokens_per_sequence = 0;  // on this rank, fewer than the model's where context parallelism cuts sequences
 };
 
-// Leaves this rank its experts, and its columns of them, of a model without storage. InputError if some rank would have none.
+// Leaves this rank its experts, and its columns of them, of a model without storage.
 void cut(Gpt& gpt, const Range& experts, bool distributed, bool expert_tp, int tp, int tp_rank);
 
 // Turns the settings of a run into those of this rank of the mesh's ep axis; the mesh must outlive the trainer. After tensor,
-// sequence and context parallelism; before pipeline::apply and data_parallel::apply. Returns what the layers share.
+// sequence and context parallelism; before pipeline::apply and data_parallel::apply. Returns what the layers share. InputError
+// if a rank would have no expert, or no column of one that is cut.
 std::shared_ptr<ExpertAxis> apply(TrainerOptions& settings, Mesh& mesh, const ExpertParallelOptions& options,
                                   const TensorAxis& tensor);
 

@@ -1,9 +1,10 @@
 // Between nodes a token travels once to each node that has one of its experts, and inside that node to the ranks that have
 // them.
 //
-//   between nodes   a copy of the row, and its choices and weights there, to the rank of the other node that has this rank's
-//   place inside a node   alltoall_dispatcher.h, from there on and back, the node's part of the weighted sum included between
-//   nodes   one row of that sum back
+//   rank r     -- row, its choices and weights -->  rank of node n  -- alltoall_dispatcher.h -->  experts on node n
+//   its sum y  <-- one row -----------------------  weighted sum    <-- their results -----------
+//
+// Of another node it is the rank with this one's place inside a node. Backward goes the same ways with gradients.
 //
 // So k experts on M nodes cost M rows between nodes in each of the four ways, and not k: with a choice that is limited to few
 // nodes (ChoiceRule::top_groups) the slow links carry little, and the fast ones inside a node the rest. DeepSeek-V3, section

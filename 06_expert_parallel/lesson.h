@@ -5,7 +5,7 @@
 
 #include "04_seq_context_parallel/lesson.h"
 #include "05_pipeline/lesson.h"
-#include "06_expert_parallel/expert_axis.h"
+#include "06_expert_parallel/expert_options.h"
 
 namespace ref5d::expert_parallel {
 

@@ -7,7 +7,7 @@
 
 #include "06_expert_parallel/calculator.h"
 #include "06_expert_parallel/experiments.h"
-#include "06_expert_parallel/expert_axis.h"
+#include "06_expert_parallel/expert_shares.h"
 #include "common/verify/table.h"
 
 namespace ref5d::expert_parallel {

@@ -12,7 +12,7 @@ namespace ref5d::expert_parallel {
 ResidualRows ReplicaScope::rows(const MicroBatch& b) const {
   if (setup_.rows == RouterRows::kResidual) return b.residual;
   if (setup_.rows == RouterRows::kAll) return b.rows;
-  const Range share = tensor_parallel::share_of(b.token_count(), setup_.tp, setup_.tp_rank);
+  const tensor_parallel::Range share = tensor_parallel::share_of(b.token_count(), setup_.tp, setup_.tp_rank);
   return b.rows.part(share.begin, share.end);
 }
 

@@ -5,8 +5,11 @@
 // means is not a mean of products (pitfall T8): so the ranks add up their counts and probabilities before they multiply them.
 #pragma once
 
-#include "03_tensor_parallel/axis.h"
-#include "06_expert_parallel/expert_axis.h"
+#include <memory>
+
+#include "03_tensor_parallel/cut.h"
+#include "06_expert_parallel/expert_options.h"
+#include "common/comm/communicator.h"
 #include "common/model/router.h"
 
 namespace ref5d::expert_parallel {

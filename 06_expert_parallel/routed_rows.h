@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "04_seq_context_parallel/sequence_layout.h"
-#include "06_expert_parallel/expert_axis.h"
+#include "06_expert_parallel/expert_shares.h"
+#include "06_expert_parallel/node_ranks.h"
 #include "common/model/config.h"
 #include "common/model/route_log.h"
 

@@ -29,13 +29,6 @@ namespace {
 
 using SequenceOptions = std::optional<sequence_parallel::SequenceParallelOptions>;
 
-int shard_size_of(const Lesson& lesson, World& world, Mesh& mesh) {
-  const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
-  const bool hsdp = stage.strategy.kind == "hsdp";
-  return hsdp ? data_parallel::hsdp_shard_size(stage.shard_size, world, mesh)
-              : static_cast<int>(mesh.size(data_parallel::gradient_axes(mesh)));
-}
-
 // Every dimension of the mesh, in their order: tensor, sequence, context, expert, pipeline, data.
 void apply_all(LayoutPlan& l, const Lesson& lesson, Mesh& mesh) {
   const seq_context_parallel::Lesson& stage = lesson.pipeline.stage;
@@ -133,7 +126,7 @@ LayoutPlan plan_layout(const Options& options, const Lesson& lesson, World& worl
     l.options = pipeline::with_all_micro_batches(options, *l.plan);
     mesh.mirror_stages(l.plan->assignment.copies());
   }
-  l.shard_size = shard_size_of(lesson, world, mesh);
+  l.shard_size = data_parallel::shard_size_of(lesson.pipeline.stage.strategy, lesson.pipeline.stage.shard_size, world, mesh);
   l.single = trainer_options(l.options, model, mesh["dp"].size(), mesh.everyone().size());
   l.settings = l.single;
   if (lesson.expert.faults.other_weights) l.settings.model.moe.renormalise = !model.moe.renormalise;

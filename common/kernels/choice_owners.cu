@@ -41,10 +41,6 @@ __global__ void choices_of_range_kernel(std::int32_t* __restrict__ mine, const s
   for (std::int64_t i : grid_range(slots)) mine[i] = chosen[i] >= begin && chosen[i] < end ? chosen[i] : -1;
 }
 
-void expect_matrix(const Tensor& t, const char* what) {
-  if (t.rank() != 2) throw std::logic_error(std::string(what) + " is " + to_string(t.shape()) + ", which is not a matrix");
-}
-
 }  // namespace
 
 void owners_of_choices(Stream& stream, const Tensor& owners, const Tensor& chosen, const Tensor& owner) {

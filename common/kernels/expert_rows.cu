@@ -123,10 +123,6 @@ __global__ void drop_beyond_capacity_kernel(std::int32_t* __restrict__ kept, con
   }
 }
 
-void expect_matrix(const Tensor& t, const char* what) {
-  if (t.rank() != 2) throw std::logic_error(std::string(what) + " is " + to_string(t.shape()) + ", which is not a matrix");
-}
-
 void expect_dense(const Tensor& t, const Shape& shape, Dtype dtype, const char* what) {
   expect(t, shape, dtype, what);
   expect_contiguous(t, what);
@@ -215,14 +211,13 @@ void slot_weights_backward(Stream& stream, const Tensor& dweights, const Tensor&
   });
 }
 
-void drop_beyond_capacity(Stream& stream, const Tensor& kept, const Tensor& chosen, const Tensor& order, const Tensor& counts,
+void drop_beyond_capacity(Stream& stream, const Tensor& kept, const Tensor& chosen, const Tensor& order,
                           std::int64_t capacity) {
   const std::int64_t slots = chosen.numel();
   expect_matrix(chosen, "drop_beyond_capacity chosen");
   expect_dense(chosen, chosen.shape(), Dtype::kInt32, "drop_beyond_capacity chosen");
   expect_dense(kept, chosen.shape(), Dtype::kInt32, "drop_beyond_capacity kept");
   expect(order, {slots}, Dtype::kInt32, "drop_beyond_capacity order");
-  expect(counts, {counts.numel()}, Dtype::kInt32, "drop_beyond_capacity counts");
   if (capacity < 0) throw std::logic_error("drop_beyond_capacity: a capacity of " + std::to_string(capacity));
   if (slots > 0 && kept.raw() == chosen.raw())
     throw std::logic_error("drop_beyond_capacity cannot overwrite chosen, which says where each expert's slots begin");

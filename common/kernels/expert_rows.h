@@ -34,9 +34,8 @@ void sum_slots_backward(Stream& stream, const Tensor& drows, const Tensor& dy, c
 void slot_weights_backward(Stream& stream, const Tensor& dweights, const Tensor& dy, const Tensor& rows, const Tensor& place);
 
 // kept [R, k] int32 = chosen, or -1 for a choice that its expert has no room for: an expert takes the first `capacity` of its
-// slots. order and counts as sort_slots made them of chosen, whose storage kept may not be. Rows are those of the whole
+// slots. order as sort_slots made it of chosen, whose storage kept may not be. Rows are those of the whole
 // micro-batch in its order, wherever they are computed: so what is dropped does not depend on a layout (pitfall P53).
-void drop_beyond_capacity(Stream& stream, const Tensor& kept, const Tensor& chosen, const Tensor& order, const Tensor& counts,
-                          std::int64_t capacity);
+void drop_beyond_capacity(Stream& stream, const Tensor& kept, const Tensor& chosen, const Tensor& order, std::int64_t capacity);
 
 }  // namespace ref5d

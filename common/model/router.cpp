@@ -21,7 +21,7 @@ Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int
   const Tensor order = ctx.integers({chosen.numel()}), counts = ctx.integers({experts});
   sort_slots(ctx.stream, order, counts, chosen);
   Tensor kept = ctx.integers(chosen.shape());
-  drop_beyond_capacity(ctx.stream, kept, chosen, order, counts, capacity);
+  drop_beyond_capacity(ctx.stream, kept, chosen, order, capacity);
   return kept;
 }
 

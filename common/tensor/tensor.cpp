@@ -107,4 +107,8 @@ void expect_contiguous(const Tensor& t, const char* what) {
   if (!t.contiguous()) throw std::logic_error(std::string(what) + " needs a contiguous tensor");
 }
 
+void expect_matrix(const Tensor& t, const char* what) {
+  if (t.rank() != 2) throw std::logic_error(std::string(what) + " is " + to_string(t.shape()) + ", which is not a matrix");
+}
+
 }  // namespace ref5d

@@ -76,5 +76,6 @@ class Tensor {
 // Throws std::logic_error naming `what` unless the shape and dtype are as expected: a mistake in the caller's code.
 void expect(const Tensor& t, const Shape& shape, Dtype dtype, const char* what);
 void expect_contiguous(const Tensor& t, const char* what);
+void expect_matrix(const Tensor& t, const char* what);
 
 }  // namespace ref5d

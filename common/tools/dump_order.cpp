@@ -17,7 +17,7 @@ constexpr std::int64_t kInsideMlp = 85;               // sublayers without a pla
 using Position = std::pair<std::string_view, std::int64_t>;
 
 // Forward positions of the sublayers, on one scale with the parameters below: a parameter comes just before what it makes.
-constexpr std::array<Position, 15> kSublayers{{{"attn_norm", 11},
+constexpr std::array<Position, 16> kSublayers{{{"attn_norm", 11},
                                                {"q", 22},
                                                {"k", 32},
                                                {"v", 42},
@@ -27,6 +27,7 @@ constexpr std::array<Position, 15> kSublayers{{{"attn_norm", 11},
                                                {"mlp_in", 72},
                                                {"router", 76},
                                                {"router_logits", 76},
+                                               {"router_scores", 77},
                                                {"router_probs", 77},
                                                {"experts", 78},
                                                {"chosen_experts", 78},

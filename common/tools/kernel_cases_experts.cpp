@@ -20,14 +20,14 @@ struct RoutingSize {
 // What the operations would make of a choice that is none here and there, made on the host. `routed` is the order with -1 for
 // the slots of none.
 struct Routing {
-  Tensor chosen, order, counts, routed, place;
+  Tensor chosen, order, routed, place;
 };
 
 Routing routing(CaseInputs& in, const RoutingSize& z) {
   Routing r;
   r.chosen = in.integers({z.rows, z.k}, -1, z.experts);
   const std::vector<double> chosen = r.chosen.to_doubles(device().compute());
-  std::vector<double> order(chosen.size()), counts(static_cast<std::size_t>(z.experts)), place(chosen.size(), -1);
+  std::vector<double> order(chosen.size()), place(chosen.size(), -1);
   std::iota(order.begin(), order.end(), 0);
   const auto expert = [&](double slot) { return chosen[static_cast<std::size_t>(slot)]; };
   std::stable_sort(order.begin(), order.end(), [&](double a, double b) { return expert(a) < expert(b); });
@@ -39,12 +39,10 @@ Routing routing(CaseInputs& in, const RoutingSize& z) {
     if (chosen[slot] < 0) {
       routed[i] = -1;
     } else {
-      ++counts[static_cast<std::size_t>(chosen[slot])];
       place[slot] = static_cast<double>(i);
     }
   }
   r.order = in.constants(order, {z.slots()}, Dtype::kInt32);
-  r.counts = in.constants(counts, {z.experts}, Dtype::kInt32);
   r.routed = in.constants(routed, {z.slots()}, Dtype::kInt32);
   r.place = in.constants(place, {z.rows, z.k}, Dtype::kInt32);
   return r;
@@ -59,7 +57,7 @@ PreparedCase slots_case(CaseInputs& in, const RoutingSize& z) {
   PreparedCase c;
   c.step("sort_slots", [=](Stream& s) { sort_slots(s, order, counts, r.chosen); }, {r.chosen}, {order, counts});
   c.step("invert_order", [=](Stream& s) { invert_order(s, place, r.routed); }, {r.routed}, {place});
-  c.step("drop_beyond_capacity", [=](Stream& s) { drop_beyond_capacity(s, kept, r.chosen, r.order, r.counts, capacity); },
+  c.step("drop_beyond_capacity", [=](Stream& s) { drop_beyond_capacity(s, kept, r.chosen, r.order, capacity); },
          {r.chosen, r.order}, {kept});
   c.exact_output("order", order);
   c.exact_output("counts", counts);

@@ -206,6 +206,16 @@ TEST_F(ExpertRouting, WhatCannotBeSharedOutIsRefusedAlikeEverywhere) {
     c.options.moe.experts = n_;
     EXPECT_EQ(input_error_of([&] { (void)plan_of_case(c, *mesh); }), "") << c.text();
   }
+  auto cut = expert_slice({.tp = n_});
+  ExpertCase c{.sizes = {.tp = n_}, .options = expert_options("tiny-deepseek")};
+  c.options.heads = c.options.kv_heads = n_;
+  c.options.hidden = 2 * n_;
+  c.options.ffn = n_ - 1;
+  refused(*cut, c, "cannot cut shared experts");
+  c.options.moe.shared_experts = 2;
+  EXPECT_EQ(input_error_of([&] { (void)plan_of_case(c, *cut); }), "") << c.text();  // whole experts are not cut
+  c.lesson.expert.expert_tp = true;
+  refused(*cut, c, "cannot cut experts");
   if (n_ < 3) return;
   std::vector<int> order = ranks_from(0, n_);
   std::swap(order[1], order[2]);

@@ -26,6 +26,11 @@ TEST(DumpOrderTest, ForwardFollowsTheComputation) {
                 "sub/1/mlp_out", "hidden/1", "logits", "loss", "aux_loss"});
 }
 
+TEST(DumpOrderTest, ARouterChoosesByItsScores) {
+  expect_order({"sub/0/mlp_in", "sub/0/router_scores", "sub/0/experts", "sub/0/mlp_out", "sub_grad/0/mlp_out",
+                "sub_grad/0/router_logits", "sub_grad/0/mlp_in"});
+}
+
 TEST(DumpOrderTest, OneHiddenStateMoreThanLayersMeansInputs) {
   expect_order(
       {"hidden/0", "sub/0/attn_norm", "sub/0/mlp_out", "hidden/1", "sub/1/attn_norm", "sub/1/mlp_out", "hidden/2", "logits"});

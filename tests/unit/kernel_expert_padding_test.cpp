@@ -59,7 +59,7 @@ void expect_round_trip(const Choice& c, std::int64_t capacity, Dtype dtype) {
   invert_order(stream(), place, slots);
   take_slots(stream(), rows, device_tensor(x, {c.rows, columns}, dtype), slots, c.k);
   sum_slots(stream(), back, rows, place.view({c.rows, c.k}), Tensor());
-  drop_beyond_capacity(stream(), kept, c.on_device(), s.order, s.counts, capacity);
+  drop_beyond_capacity(stream(), kept, c.on_device(), s.order, capacity);
 
   const Ints of_place = ints_of(slots), of_slot = ints_of(place), still_chosen = ints_of(kept);
   Values expected_rows, expected_back(x.size());

@@ -8,7 +8,7 @@ namespace {
 
 Ints kept_of(const Choice& c, std::int64_t capacity) {
   const Tensor kept = unset({c.rows, c.k});
-  drop_beyond_capacity(stream(), kept, c.on_device(), ints(c.whole_order()), ints(c.counts()), capacity);
+  drop_beyond_capacity(stream(), kept, c.on_device(), ints(c.whole_order()), capacity);
   return ints_of(kept);
 }
 // Every expert takes its first slots, one slot after the other.
@@ -115,7 +115,7 @@ TEST(ExpertRowsKernel, RepeatsBitwise) {
   });
   expect_repeatable([&] {
     const Tensor kept = unset({c.rows, c.k});
-    drop_beyond_capacity(stream(), kept, c.on_device(), ints(c.whole_order()), ints(c.counts()), 20);
+    drop_beyond_capacity(stream(), kept, c.on_device(), ints(c.whole_order()), 20);
     return kept;
   });
 }
@@ -125,32 +125,31 @@ TEST(ExpertRowsKernel, NoSlots) {
   sort_slots(stream(), nothing, counts, no_slots);
   EXPECT_EQ(ints_of(counts), Ints(4, 0));
   invert_order(stream(), nothing, nothing);
-  drop_beyond_capacity(stream(), no_slots, no_slots, nothing, counts, 4);
+  drop_beyond_capacity(stream(), no_slots, no_slots, nothing, 4);
 }
 
 TEST(ExpertRowsKernel, WrongSlotsAreRefused) {
   const Tensor chosen = device_ints({0, 1, 1, 0, -1, 1}, {3, 2}), order = unset({6}), counts = unset({2}), kept = unset({3, 2}),
                place = unset({6}), floats = poisoned({6}, Dtype::kFp32), wide = unset({3, 4});
   EXPECT_NO_THROW(sort_slots(stream(), order, counts, chosen));
-  EXPECT_NO_THROW(drop_beyond_capacity(stream(), kept, chosen, order, counts, 1));
+  EXPECT_NO_THROW(drop_beyond_capacity(stream(), kept, chosen, order, 1));
   EXPECT_NO_THROW(invert_order(stream(), place, order));
   for (const Tensor& wrong : {unset({6}), unset({3, 2, 1}), floats.view({3, 2}), wide.columns(0, 2), Tensor()}) {
     EXPECT_THROW(sort_slots(stream(), order, counts, wrong), std::logic_error);
-    EXPECT_THROW(drop_beyond_capacity(stream(), kept, wrong, order, counts, 1), std::logic_error);
-    EXPECT_THROW(drop_beyond_capacity(stream(), wrong, chosen, order, counts, 1), std::logic_error);
+    EXPECT_THROW(drop_beyond_capacity(stream(), kept, wrong, order, 1), std::logic_error);
+    EXPECT_THROW(drop_beyond_capacity(stream(), wrong, chosen, order, 1), std::logic_error);
   }
   for (const Tensor& wrong : {unset({5}), unset({3, 2}), floats, Tensor()}) {
     EXPECT_THROW(sort_slots(stream(), wrong, counts, chosen), std::logic_error);
-    EXPECT_THROW(drop_beyond_capacity(stream(), kept, chosen, wrong, counts, 1), std::logic_error);
+    EXPECT_THROW(drop_beyond_capacity(stream(), kept, chosen, wrong, 1), std::logic_error);
   }
   for (const Tensor& wrong : {unset({3, 2}), floats, Tensor()}) {
     EXPECT_THROW(sort_slots(stream(), order, wrong, chosen), std::logic_error);
     EXPECT_THROW(invert_order(stream(), wrong, order), std::logic_error);
     EXPECT_THROW(invert_order(stream(), place, wrong), std::logic_error);
-    EXPECT_THROW(drop_beyond_capacity(stream(), kept, chosen, order, wrong, 1), std::logic_error);
   }
-  EXPECT_THROW(drop_beyond_capacity(stream(), kept, chosen, order, counts, -1), std::logic_error);
-  EXPECT_THROW(drop_beyond_capacity(stream(), chosen, chosen, order, counts, 1), std::logic_error);
+  EXPECT_THROW(drop_beyond_capacity(stream(), kept, chosen, order, -1), std::logic_error);
+  EXPECT_THROW(drop_beyond_capacity(stream(), chosen, chosen, order, 1), std::logic_error);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "06_expert_parallel/calculator.h"
-#include "06_expert_parallel/expert_axis.h"
+#include "06_expert_parallel/expert_shares.h"
 #include "common/kernels/router.h"
 #include "common/model/config.h"
 #include "tests/support/kernel_testing.h"
