@@ -145,7 +145,7 @@ void claim_routing(Report& report, const Layout& l, const Routes& routes, const 
     claim_equal(report, "choices that the routers counted, all ranks", rows.routed, sum(&RankCounts::choices), "");
   claim_equal(report, "rows that were sent to experts, all ranks", rows.kept, sum(&RankCounts::sent), "");
   claim_flops(report, l, routes, counts);
-  if (transport_counts_wire()) claim_traffic(report, l, rows);
+  if (l.tokens.ep > 1 && transport_counts_wire()) claim_traffic(report, l, rows);
 }
 
 }  // namespace ref5d::expert_parallel

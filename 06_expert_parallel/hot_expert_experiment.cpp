@@ -170,7 +170,7 @@ double dropped(const Moment& m) {
   return share;
 }
 
-std::vector<std::string> row(const char* name, const char* when, const Moment& m) {
+std::vector<std::string> row(const std::string& name, const char* when, const Moment& m) {
   return {
       name,
       when,
@@ -234,16 +234,14 @@ void hot_expert_experiment(Experiment& e) {
     return;
   }
   Mesh mesh({.ep = ranks}, e.mesh.everyone().ranks);
-  std::vector<std::vector<std::string>> table{{"cure", "flags", "step", "tokens of expert 0", "work, busiest rank / mean",
-                                               "activations, busiest rank / mean", "most bytes", "dropped"}};
+  std::vector<std::vector<std::string>> table{
+      {"cure", "step", "to expert 0", "work / mean", "activations / mean", "activations", "dropped"}};
   std::map<std::string, Outcome> outcomes;
   for (const Cure& cure : kCures) {
     const Outcome o = train_hot(e, cure, mesh);
     if (!e.world.is_root()) continue;
     for (const auto& [when, m] : {std::pair{"1", &o.first}, {"40", &o.last}}) {
-      std::vector<std::string> cells = row(cure.name, when, *m);
-      cells.insert(cells.begin() + 1, cure.flags);
-      table.push_back(std::move(cells));
+      table.push_back(row(cure.flags[0] == '\0' ? cure.name : fmt::format("{} ({})", cure.name, cure.flags), when, *m));
     }
     claim_work(e, fmt::format("{}, step 1", cure.name), o.first, model);
     claim_work(e, fmt::format("{}, step {}", cure.name, kHotSteps), o.last, model);
@@ -252,8 +250,9 @@ void hot_expert_experiment(Experiment& e) {
   if (!e.world.is_root()) return;
   claim_cures(e, outcomes, model, Options().micro_batch * ranks * model.seq);
   if (e.prints())
-    fmt::print("\nA router that sends {:.0f}% of the tokens to expert 0, on {} ranks\n{}", 100 * kHotShare, ranks,
-               format_table(table, "lllrrrrr"));
+    fmt::print(
+        "\nA router that sends {:.0f}% of the tokens to expert 0, on {} ranks: work and activations of the busiest rank\n{}",
+        100 * kHotShare, ranks, format_table(table, "llrrrrr"));
 }
 
 }  // namespace ref5d::expert_parallel

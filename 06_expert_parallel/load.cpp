@@ -8,23 +8,14 @@ namespace ref5d::expert_parallel {
 
 namespace {
 
-// Steps whose load is reported: all of a short run, else evenly spaced ones with both ends.
-std::vector<std::size_t> reported_steps(std::size_t steps) {
-  constexpr std::size_t kMost = 100;
-  std::vector<std::size_t> all;
-  for (std::size_t i = 0; i < std::min(steps, kMost); ++i) all.push_back(steps <= kMost ? i : i * (steps - 1) / (kMost - 1));
-  return all;
-}
-
 // What the routers of all ranks counted in these steps, [step][L x 3 E], on rank 0. Where tp cuts every expert, its ranks have
 // counted the same tokens.
 std::vector<std::vector<double>> sum_over_ranks(const RunRecord& record, bool counted_along_tp, Mesh& mesh) {
   std::vector<double> mine;
-  for (const std::size_t s : reported_steps(record.steps.size()))
-    mine.insert(mine.end(), record.steps[s].router_load.begin(), record.steps[s].router_load.end());
+  for (const StepResult& step : record.steps) mine.insert(mine.end(), step.router_load.begin(), step.router_load.end());
   if (counted_along_tp && mesh.coordinate("tp") > 0) mine.assign(mine.size(), 0);
   const auto* begin = reinterpret_cast<const std::byte*>(mine.data());
-  std::vector<std::vector<double>> sums(reported_steps(record.steps.size()).size());
+  std::vector<std::vector<double>> sums(reported_steps(std::ssize(record.steps)).size());
   for (const Bytes& bytes : gather_on_host(mesh.everyone(), Bytes(begin, begin + mine.size() * sizeof(double)))) {
     std::vector<double> theirs(bytes.size() / sizeof(double));
     std::memcpy(theirs.data(), bytes.data(), bytes.size());
@@ -42,15 +33,15 @@ std::vector<std::vector<double>> sum_over_ranks(const RunRecord& record, bool co
 
 std::vector<ExpertLoad> gather_load(const RunRecord& record, const TokenLayout& layout, Mesh& mesh) {
   const std::vector<std::vector<double>> sums = sum_over_ranks(record, layout.expert_tp, mesh);
-  const std::vector<std::size_t> steps = reported_steps(record.steps.size());
+  const std::vector<std::int64_t> steps = reported_steps(std::ssize(record.steps));
   const std::int64_t experts = layout.moe.experts;
   std::vector<ExpertLoad> loads;
   for (std::size_t s = 0; s < sums.size(); ++s) {
     for (std::int64_t layer = 0; layer < layout.layers && !sums[s].empty(); ++layer) {
       ExpertLoad l;
-      l.step = static_cast<std::int64_t>(steps[s]);
+      l.step = steps[s];
       l.layer = layer;
-      l.routed = record.steps[steps[s]].tokens * layout.moe.top_k;
+      l.routed = record.steps[static_cast<std::size_t>(steps[s])].tokens * layout.moe.top_k;
       const auto at = sums[s].begin() + layer * 3 * experts;
       l.choices.assign(at, at + experts);
       l.rows.assign(at + 2 * experts, at + 3 * experts);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "02_ddp_zero/data_parallel.h"
 #include "02_ddp_zero/ddp_zero.h"
 #include "02_ddp_zero/replicas.h"
@@ -44,12 +46,10 @@ void apply_all(LayoutPlan& l, const Lesson& lesson, Mesh& mesh) {
 RankCounts count(const RunRecord& record, const GptConfig& model) {
   RankCounts counts{.expert_flops = record.flops_per_step.count(FlopsKind::kExperts)};
   const auto experts = static_cast<std::size_t>(model.moe.experts);
-  for (const StepResult& step : record.steps) {
-    for (std::size_t i = 0; i < step.router_load.size(); ++i) {
-      const auto n = static_cast<std::int64_t>(step.router_load[i]);
-      if (i / experts % 3 == 0) counts.choices += n;
-      if (i / experts % 3 == 2) counts.sent += n;
-    }
+  for (std::size_t i = 0; i < record.router_load.size(); ++i) {
+    const auto n = static_cast<std::int64_t>(record.router_load[i]);
+    if (i / experts % 3 == 0) counts.choices += n;
+    if (i / experts % 3 == 2) counts.sent += n;
   }
   return counts;
 }
@@ -112,7 +112,20 @@ void print_head(const Options& o, const Lesson& lesson, const Layout& l, const L
   const std::int64_t micro_batches = plan.options.grad_accum;
   fmt::print("{} micro-batch{} of {} sequences of {} for each of {} replicas\n", micro_batches, micro_batches == 1 ? "" : "es",
              o.micro_batch, l.model.seq, l.tokens.dp);
+  if (lesson.expert.dispatcher == "hierarchical" && l.tokens.ep > 1 &&
+      std::all_of(l.tokens.nodes.begin(), l.tokens.nodes.end(), [](const auto& nodes) { return nodes.size() == 1; }))
+    fmt::print(
+        "all ranks along ep are on one node, so every token goes straight to its experts (--ranks-per-node sets nodes)\n");
+  if (!o.verify) fmt::print("without the baseline no choices are kept: claims that follow from them are left out\n");
   if (lesson.sabotage != nullptr) fmt::print("{}", sabotage_line(o, lesson.sabotage->breaks));
+}
+
+// Where choices are not replayed, rounding alone makes some of them others.
+void print_other_choices(const Options& o, const Lesson& lesson, const LayoutRun& run) {
+  if (lesson.routes != "own" || o.dtype == Dtype::kFp64 || !o.verify) return;
+  std::int64_t all = 0;
+  for (const auto& [key, choices] : run.baseline_routes.chosen) all += std::ssize(choices);
+  fmt::print("{} of {} choices are not those of the fp64 baseline\n", run.routes.differences(run.baseline_routes), all);
 }
 
 }  // namespace
@@ -155,6 +168,7 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
     l.single.routes = l.settings.routes = &replay;
   }
   const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replica_check(layout, l, lesson, mesh));
+  if (!options.quiet && world.is_root()) print_other_choices(l.options, lesson, run);
   Verdict verdict = compare_with_baseline(l.options, run, world);
   if (options.verify) check_norms(verdict, run.record, mesh);
   Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);

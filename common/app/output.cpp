@@ -140,6 +140,34 @@ std::string RunOutputs::sample() const {
                      generate_text(trainer_, prompt, options_.sample, 0.8, static_cast<std::uint64_t>(options_.seed)));
 }
 
+namespace {
+
+void set_experts(ValueList& config, const MoeConfig& m) {
+  for (const auto& [key, value] : {std::pair{"experts", m.experts},
+                                   {"top-k", m.top_k},
+                                   {"shared-experts", m.shared_experts},
+                                   {"groups", m.groups},
+                                   {"top-groups", m.top_groups}}) {
+    set_value(config, key, value);
+  }
+  set_value(config, "score", std::string(kind_name(m.score)));
+  set_value(config, "aux-kind", std::string(kind_name(m.aux_kind)));
+  for (const auto& [key, on] : {std::pair{"renormalise", m.renormalise},
+                                {"correction-bias", m.correction_bias},
+                                {"pad-to-capacity", m.pad_to_capacity}}) {
+    set_value(config, key, on);
+  }
+  for (const auto& [key, value] : {std::pair{"routed-scale", m.routed_scale},
+                                   {"aux-coef", m.aux_coefficient},
+                                   {"z-coef", m.z_coefficient},
+                                   {"bias-speed", m.bias_speed},
+                                   {"capacity-factor", m.capacity_factor}}) {
+    set_value(config, key, value);
+  }
+}
+
+}  // namespace
+
 Report new_report(const std::string& program, const Options& options, const GptConfig& model) {
   Report report;
   report.program = program;
@@ -168,6 +196,7 @@ Report new_report(const std::string& program, const Options& options, const GptC
                                    {"dropout", model.dropout}}) {
     set_value(report.config, key, value);
   }
+  if (model.has_experts()) set_experts(report.config, model.moe);
   for (const char* axis : {"pp", "edp", "ep", "cp", "tp"}) report.mesh.emplace_back(axis, 1);
   return report;
 }

@@ -72,7 +72,8 @@ MeshSizes mesh_sizes(const Options& options, int ranks) {
     throw InputError(fmt::format("{} does not fit {} ranks; start {} ranks, or give sizes whose product is {}", product, ranks,
                                  std::max<std::int64_t>(dp, 1) * others, ranks));
   if (dp % size("ep") != 0)
-    throw InputError(fmt::format("--ep {} does not divide the {} data-parallel ranks that it is part of", size("ep"), dp));
+    throw InputError(fmt::format("--ep {} does not divide the {} data-parallel ranks that it is part of; use a divisor of them",
+                                 size("ep"), dp));
   return {size("pp"), dp / size("ep"), size("ep"), size("cp"), size("tp")};
 }
 

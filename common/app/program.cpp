@@ -114,7 +114,8 @@ void StepPrinter::step(std::int64_t index, const StepResult& r) const {
   const std::int64_t every = std::max<std::int64_t>(1, (steps_ + 39) / 40);
   if ((index + 1) % every == 0 || index == 0 || index + 1 == steps_) {
     if (terminal) done();
-    fmt::print("step {}/{} | loss {:.4f} | grad norm {:.3g} | {:.0f} tok/s | {:.1f} ms\n", index + 1, steps_, r.loss,
+    const std::string aux = r.aux_loss ? fmt::format("aux loss {:.4f} | ", *r.aux_loss) : "";
+    fmt::print("step {}/{} | loss {:.4f} | {}grad norm {:.3g} | {:.0f} tok/s | {:.1f} ms\n", index + 1, steps_, r.loss, aux,
                r.grad_norm, static_cast<double>(r.tokens) / r.ms * 1e3, r.ms);
     std::fflush(stdout);
   }

@@ -158,8 +158,9 @@ void validate_experts(const GptConfig& c) {
     fail("--top-groups " + n(m.top_groups) + " must be from 1 to --groups " + n(m.groups));
   const std::int64_t reachable = m.top_groups * (m.experts / m.groups);
   if (m.top_k < 1 || m.top_k > reachable) {
-    fail("--top-k " + n(m.top_k) + " must be from 1 to the " + n(reachable) + " experts that a token can use" +
-         (m.groups > 1 ? " in --top-groups " + n(m.top_groups) + " of --groups " + n(m.groups) : ""));
+    fail("--top-k " + n(m.top_k) +
+         (reachable == 1 ? " must be 1: there is one expert" : " must be from 1 to the " + n(reachable) + " experts") +
+         " that a token can use" + (m.groups > 1 ? " in --top-groups " + n(m.top_groups) + " of --groups " + n(m.groups) : ""));
   }
   if (m.shared_experts > 0 && c.family == Family::kMixtral)
     fail("--shared-experts is for tiny-deepseek; Mixtral's names have no place for them");

@@ -68,6 +68,7 @@ struct GptConfig {
 
   [[nodiscard]] std::int64_t head_dim() const { return hidden / heads; }
   [[nodiscard]] bool has_experts() const { return moe.experts > 0; }
+  [[nodiscard]] bool has_aux_losses() const { return has_experts() && (moe.aux_coefficient != 0 || moe.z_coefficient != 0); }
   // Parameters in all (a correction bias is none), and without the embeddings' look-up those that a token is multiplied with:
   // of the experts its top_k, what 6N flops per token counts.
   [[nodiscard]] std::int64_t parameter_count() const;

@@ -15,7 +15,7 @@ std::vector<double> RunRecord::losses() const {
 std::vector<double> RunRecord::aux_losses() const {
   std::vector<double> all;
   for (const StepResult& r : steps)
-    if (!r.router_load.empty()) all.push_back(r.aux_loss);
+    if (r.aux_loss) all.push_back(*r.aux_loss);
   return all;
 }
 
@@ -34,9 +34,29 @@ std::int64_t RunRecord::peak(MemoryCategory category) const {
   return 0;
 }
 
+std::vector<std::int64_t> reported_steps(std::int64_t steps) {
+  constexpr std::int64_t kMost = 100;
+  std::vector<std::int64_t> all;
+  for (std::int64_t i = 0; i < std::min(steps, kMost); ++i) all.push_back(steps <= kMost ? i : i * (steps - 1) / (kMost - 1));
+  return all;
+}
+
+namespace {
+
+// Of the last step. A long run's would fill the memory.
+void add_load(RunRecord& record, bool keeps) {
+  std::vector<double>& load = record.steps.back().router_load;
+  record.router_load.resize(load.size());
+  for (std::size_t i = 0; i < load.size(); ++i) record.router_load[i] += load[i];
+  if (!keeps) load = {};
+}
+
+}  // namespace
+
 RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared,
                      const std::function<void(std::int64_t, const StepResult&)>& on_step) {
   RunRecord record;
+  const std::vector<std::int64_t> reported = reported_steps(steps);
   const bool first_steps = trainer.steps_taken() == 0;
   if (compared > 0) record.values.initial = trainer.weights();
   device().memory().reset_peaks();
@@ -48,13 +68,14 @@ RunRecord record_run(Trainer& trainer, std::int64_t steps, std::int64_t compared
     if (s < compared) {
       record.values.losses.push_back(record.steps.back().loss);
       record.values.grad_norms.push_back(record.steps.back().grad_norm);
-      if (trainer.options().model.has_experts()) record.values.aux_losses.push_back(record.steps.back().aux_loss);
+      if (record.steps.back().aux_loss) record.values.aux_losses.push_back(*record.steps.back().aux_loss);
     }
     if (s + 1 == std::min(steps, compared)) {
       record.values.final_weights = trainer.weights();
       record.values.buffers = trainer.buffers();
     }
     if (on_step) on_step(s, record.steps.back());
+    add_load(record, std::binary_search(reported.begin(), reported.end(), s));
   }
   const double norm = record.steps.empty() ? 0 : record.steps.front().grad_norm;
   record.values.epsilon = first_steps ? trainer.options().optimizer.epsilon_before_clip(norm) : 0;

@@ -84,7 +84,7 @@ StepResult Trainer::step() {
   update();
   StepResult result;
   result.loss = context_.loss_sum.to_doubles(stream_)[0] * batch_.loss_scale();
-  result.aux_loss = context_.aux_loss_sum.to_doubles(stream_)[0];
+  if (options_.model.has_aux_losses()) result.aux_loss = context_.aux_loss_sum.to_doubles(stream_)[0];
   if (context_.router_load) result.router_load = context_.router_load.to_doubles(stream_);
   result.grad_norm = optimizer_->norm().to_doubles(stream_)[0];
   result.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/train/accumulate.h"
@@ -60,7 +61,7 @@ struct StepResult {
   double grad_norm = 0;  // before clipping
   double ms = 0;
   std::int64_t tokens = 0, valid_tokens = 0;
-  double aux_loss = 0;                   // of routers, per micro-batch
+  std::optional<double> aux_loss = {};   // of routers, per micro-batch; none where no loss is on
   std::vector<double> router_load = {};  // Context::router_load: of the tokens that were here
 };
 

@@ -120,6 +120,31 @@ TEST(ExpertParallel, P54_RecomputationCountsNothingTwice) {
   EXPECT_EQ(once.aux_loss, again.aux_loss);
 }
 
+// A report has what the run was set to, given or not, and an auxiliary loss where there is one.
+TEST(ExpertParallel, ReportsSayHowExpertsAreChosen) {
+  const Report given = passing_report(2, kLesson06, kTwoLayers + "--top-k 3 --capacity-factor 1.25 --aux-coef 0");
+  const auto setting = [&](const char* key) {
+    const auto found = std::find_if(given.config.begin(), given.config.end(), [&](const auto& v) { return v.first == key; });
+    return found == given.config.end() ? Value(std::string("none")) : found->second;
+  };
+  EXPECT_EQ(setting("experts"), Value(std::int64_t{8}));
+  EXPECT_EQ(setting("top-k"), Value(std::int64_t{3}));
+  EXPECT_EQ(setting("score"), Value(std::string("softmax")));
+  EXPECT_EQ(setting("renormalise"), Value(true));
+  EXPECT_EQ(setting("capacity-factor"), Value(1.25));
+  EXPECT_EQ(setting("aux-coef"), Value(0.0));
+  EXPECT_EQ(setting("bias-speed"), Value(0.0));
+  EXPECT_EQ(given.aux_loss, std::vector<double>{});
+  EXPECT_FALSE(has_check(given, "aux loss/step 1"));
+  const auto lines = [](const std::string& flags) {
+    return run_tiny_on(1, kLesson06, "--layers 2 --steps 1 --micro-batch 1 --grad-accum 1 " + flags).out;
+  };
+  EXPECT_NE(lines("").find(" | aux loss 0."), std::string::npos);
+  EXPECT_EQ(lines("--aux-coef 0").find("aux loss"), std::string::npos);
+  EXPECT_NE(lines("--no-verify").find("no choices are kept"), std::string::npos);
+  EXPECT_NE(lines("--route-replay own --dtype bf16").find("choices are not those of the fp64 baseline"), std::string::npos);
+}
+
 TEST(ExpertParallel, P53_CapacityDropsWhatIsBeyondIt) {
   expect_load(experts_equal_one_device(2, "--cp 2 --capacity-factor 1"), 2 * 32, false);
   const Report half = experts_equal_one_device(2, "--capacity-factor 0.5");
@@ -213,7 +238,7 @@ TEST(ExpertParallel, BadUsageIsOneLine) {
        {4, "--layers 4 --pp 2 --dp 2 --schedule dualpipe --strategy zero3", {"--strategy zero3", "dualpipe"}},
        {4, "--ep 3", {"--ep 3 does not divide the 4 data-parallel ranks"}},
        {4, "--ep 2 --dp 3", {"--dp 3 does not fit 4 ranks"}},
-       {2, "--tp 2 --expert-tp --ffn 1", {"--tp 2 cannot cut 1 columns"}},
+       {2, "--tp 2 --expert-tp --ffn 1", {"--tp 2 cannot cut experts of 1 column"}},
        {2, "--tp 2 --sp --seq 1 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
        {1, "--experiment number", {"did you mean numbers?"}}});
 }

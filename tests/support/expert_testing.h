@@ -103,7 +103,7 @@ inline ExpertRun train_steps(Trainer& trainer, std::int64_t steps, const OnStep&
     const StepResult result = trainer.step();
     run.values.losses.push_back(result.loss);
     run.values.grad_norms.push_back(result.grad_norm);
-    run.values.aux_losses.push_back(result.aux_loss);
+    if (result.aux_loss) run.values.aux_losses.push_back(*result.aux_loss);
     run.load.insert(run.load.end(), result.router_load.begin(), result.router_load.end());
     if (s == 0) run.values.gradients = trainer.gradients();
     if (on_step) on_step(trainer);

@@ -135,8 +135,8 @@ NamedValues run_case(const GoldenCase& golden, Dtype dtype, std::int64_t micro_b
   for (std::int64_t s = 0; s < golden.steps; ++s) {
     const StepResult r = trainer.step();
     if (s == 0) dump.after_first_step(r);
-    losses.push_back(r.loss + r.aux_loss);
-    if (s == 0) aux_loss = r.aux_loss;
+    losses.push_back(r.loss + r.aux_loss.value_or(0));
+    if (s == 0) aux_loss = r.aux_loss.value_or(0);
   }
   NamedValues values;
   for (const auto& [name, t] : dump.finish(losses)) values[name] = t.to_doubles();

@@ -10,7 +10,8 @@ from plotting.inputs import BadInput
 # What training must keep for each parameter; the rest depends on the batch and on how work is cut.
 MODEL_STATE = ("parameters", "master", "optimizer", "gradients", "gradient accumulation")
 MEMORY_ORDER = MODEL_STATE + ("deferred weight gradients", "activations", "communication", "workspace")
-TRAFFIC_ORDER = ("gradients", "between replicas", "weights", "embedding", "forward", "recomputation", "backward", "head",
+TRAFFIC_ORDER = ("gradients", "between replicas", "weights", "embedding", "dispatch", "combine", "combine backward",
+                 "dispatch backward", "counts", "choices", "forward", "recomputation", "backward", "head",
                  "cross-entropy", "shared gradients", "norm")
 # Of a bar: what is less is as good as invisible.
 VISIBLE = 0.005
@@ -58,7 +59,7 @@ def draw_traffic(arguments, reports):
     for report in reports:
         own, mean = {}, {}
         for axis, phase, sent, sent_by_all in report.traffic:
-            category = "between replicas" if axis.endswith("/outer") else phase
+            category = "between replicas" if axis.endswith("/outer") else phase.removeprefix("experts ")
             own[category] = own.get(category, 0) + sent / report.steps
             mean[category] = mean.get(category, 0) + sent_by_all / report.steps / report.size
         differ = abs(sum(own.values()) - sum(mean.values())) > VISIBLE * max(sum(own.values()), 1)

@@ -37,6 +37,12 @@ COLORS = {
     "shared gradients": "#EE8866",
     "norm": "#009E73",
     "between replicas": "#8C1D4F",
+    "dispatch": "#88CCEE",
+    "combine": "#3F6FB5",
+    "combine backward": "#DC8A9B",
+    "dispatch backward": "#993355",
+    "counts": "#999933",
+    "choices": "#C9C26B",
     "other": "#BBBBBB",
 }
 # A pipeline's: backward is green, its halves are not. Lighter shades of them are told apart too.
