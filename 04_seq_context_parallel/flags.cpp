@@ -10,6 +10,21 @@
 
 namespace ref5d::seq_context_parallel {
 
+void declare_stage(CommandLine& line, Lesson& stage, std::int64_t& ulysses_size) {
+  line.add_choice("--strategy", stage.strategy.kind, "of the ranks that share weights (lesson 02)",
+                  data_parallel::strategy_names());
+  line.add_option("--shard-size", stage.shard_size, "hsdp: ranks that share a copy; 0: chosen as in lesson 02", {.min = 0});
+  line.add_flag("--sp", stage.sp, "with --tp: sequence parallelism (lesson 04)");
+  line.add_choice("--sp-keep", stage.sequence.keep, "--sp: keep layers' inputs cut, or gathered",
+                  sequence_parallel::keep_names());
+  line.add_choice("--cp-kind", stage.context.kind, "how tokens on several ranks meet in attention (lesson 04)",
+                  context_parallel::kind_names());
+  line.add_choice("--cp-layout", stage.context.layout, "which tokens of a sequence a rank has",
+                  context_parallel::layout_names());
+  line.add_option("--ulysses-size", ulysses_size, "ulysses: neighbours that exchange heads; 0: all of cp",
+                  {.min = 0, .max = 1 << 24});
+}
+
 void declare(CommandLine& line, Flags& flags) {
   Lesson& lesson = flags.lesson;
   line.allow_axis("dp");

@@ -18,6 +18,8 @@ struct Flags {
 
 // Both must outlive line.parse.
 void declare(CommandLine& line, Flags& flags);
+// What later lessons take of lessons 02 to 04: how layers are cut, and how the ranks that share weights work together.
+void declare_stage(CommandLine& line, Lesson& stage, std::int64_t& ulysses_size);
 // After parse: sets the size of the axis that all ranks are along where none was given (cp; with --sp tp), and completes
 // flags.lesson, and `options` by what a sabotage needs to show. InputError for a flag that means nothing beside the others,
 // which would be ignored, and for a sabotage that cannot show.

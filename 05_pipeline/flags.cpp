@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "04_seq_context_parallel/context_parallel.h"
+#include "04_seq_context_parallel/flags.h"
 #include "05_pipeline/experiments.h"
 #include "05_pipeline/sabotage.h"
 #include "05_pipeline/schedule_csv.h"
@@ -15,24 +15,6 @@ namespace ref5d::pipeline {
 namespace {
 
 constexpr std::int64_t kMostOfSizes = 1'000'000;
-
-// How a stage's layers are cut, and how the ranks that share a stage work together: lessons 02 to 04.
-void declare_stage(CommandLine& line, Flags& flags) {
-  seq_context_parallel::Lesson& stage = flags.lesson.stage;
-  line.add_choice("--strategy", stage.strategy.kind, "of the ranks that share a stage (lesson 02)",
-                  data_parallel::strategy_names());
-  line.add_option("--shard-size", stage.shard_size, "hsdp: ranks that share a copy; 0: chosen as in lesson 02", {.min = 0});
-  line.add_flag("--sp", stage.sp, "with --tp: sequence parallelism (lesson 04)");
-  line.add_choice("--sp-keep", stage.sequence.keep, "--sp: keep layers' inputs cut, or gathered",
-                  sequence_parallel::keep_names());
-  line.add_choice("--cp-kind", stage.context.kind, "how tokens on several ranks meet in attention (lesson 04)",
-                  context_parallel::kind_names());
-  line.add_choice("--cp-layout", stage.context.layout, "which tokens of a sequence a rank has",
-                  context_parallel::layout_names());
-  line.add_option("--ulysses-size", flags.ulysses_size, "ulysses: neighbours that exchange heads; 0: all of cp",
-                  {.min = 0, .max = 1 << 24});
-  line.add_switch("--overlap", flags.overlap, "tp and cp: communicate while computing");
-}
 
 }  // namespace
 
@@ -55,7 +37,8 @@ void declare(CommandLine& line, Flags& flags) {
   line.add_choice_or_flag("--print-schedule", flags.print_schedule,
                           "draw the schedule for --pp ranks, or write it as CSV, and end; alone: grid", {"grid", "csv"});
   line.add_flag("--poison", lesson.pipeline.links.poison, "fill message buffers with NaN when they are given away");
-  declare_stage(line, flags);
+  seq_context_parallel::declare_stage(line, lesson.stage, flags.ulysses_size);
+  line.add_switch("--overlap", flags.overlap, "tp and cp: communicate while computing");
   line.add_choice("--experiment", flags.experiment, "side experiments, each with its claims", experiment_names());
   line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
   line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of a message",

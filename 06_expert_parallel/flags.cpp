@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "04_seq_context_parallel/context_parallel.h"
+#include "04_seq_context_parallel/flags.h"
 #include "05_pipeline/flags.h"
 #include "06_expert_parallel/experiments.h"
 #include "06_expert_parallel/sabotage.h"
@@ -20,19 +20,7 @@ constexpr std::int64_t kMostOfSizes = 1'000'000;
 // Lessons 02 to 05, which work beside this one.
 void declare_others(CommandLine& line, Flags& flags) {
   line.group("The other dimensions (lessons 02 to 05)");
-  seq_context_parallel::Lesson& stage = flags.lesson.pipeline.stage;
-  line.add_choice("--strategy", stage.strategy.kind, "of the ranks that share weights (lesson 02)",
-                  data_parallel::strategy_names());
-  line.add_option("--shard-size", stage.shard_size, "hsdp: ranks that share a copy; 0: chosen as in lesson 02", {.min = 0});
-  line.add_flag("--sp", stage.sp, "with --tp: sequence parallelism (lesson 04)");
-  line.add_choice("--sp-keep", stage.sequence.keep, "--sp: keep layers' inputs cut, or gathered",
-                  sequence_parallel::keep_names());
-  line.add_choice("--cp-kind", stage.context.kind, "how tokens on several ranks meet in attention (lesson 04)",
-                  context_parallel::kind_names());
-  line.add_choice("--cp-layout", stage.context.layout, "which tokens of a sequence a rank has",
-                  context_parallel::layout_names());
-  line.add_option("--ulysses-size", flags.ulysses_size, "ulysses: neighbours that exchange heads; 0: all of cp",
-                  {.min = 0, .max = 1 << 24});
+  seq_context_parallel::declare_stage(line, flags.lesson.pipeline.stage, flags.ulysses_size);
   line.add_choice("--schedule", flags.lesson.pipeline.schedule.name, "with --pp: in which order ranks compute (lesson 05)",
                   pipeline::schedule_names());
   line.add_option("--micro-batches", flags.micro_batches,
