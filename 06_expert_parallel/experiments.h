@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "06_expert_parallel/run.h"
+#include "common/app/output.h"
 #include "common/device/timeline.h"
 
 namespace ref5d::expert_parallel {
@@ -13,7 +14,8 @@ namespace ref5d::expert_parallel {
 struct Experiment {
   const Options& options;
   const Lesson& lesson;
-  Link link;  // of virtual time
+  Link link;                  // of virtual time
+  std::string virtual_trace;  // a path that the timelines' begin with; empty: none
   World& world;
   Mesh& mesh;
   Report& report;
@@ -25,6 +27,8 @@ struct Experiment {
 
 // "none", the names below, "all".
 [[nodiscard]] std::vector<std::string> experiment_names();
+// The files that the named one writes where Experiment::virtual_trace is `prefix`.
+[[nodiscard]] std::vector<OutputFile> virtual_traces(const std::string& name, const std::string& prefix);
 // Runs the named one and appends its claims to the report; tables go to stdout. All ranks call it.
 void run_experiments(const std::string& name, Experiment& experiment);
 

@@ -49,6 +49,7 @@ void declare(CommandLine& line, Flags& flags) {
   line.add_option("--link-mbit", flags.link_mbit, "of virtual time: Mbit/s of a rank's link", {.min = 0.001, .max = 1e9});
   line.add_option("--link-latency", flags.link_latency_us, "of virtual time: microseconds of a message",
                   {.min = 0, .max = 1e9});
+  line.add_option("--virtual-trace", flags.virtual_trace, "where --experiment overlap writes its timelines", "PREFIX");
   declare_others(line, flags);
   for (const auto& sabotage : sabotages()) line.add_sabotage(sabotage.name, sabotage.breaks);
 }
@@ -96,7 +97,7 @@ void check_scopes(const CommandLine& line, const Flags& flags, const MeshSizes& 
   expect_scope(line, "--chunks", "--schedule " + lesson.pipeline.schedule.name, lesson.pipeline.schedule.name == "interleaved",
                "--schedule interleaved");
   expect_scope(line, "--shard-size", "--strategy " + stage.strategy.kind, stage.strategy.kind == "hsdp", "--strategy hsdp");
-  for (const char* flag : {"--link-mbit", "--link-latency"})
+  for (const char* flag : {"--link-mbit", "--link-latency", "--virtual-trace"})
     expect_scope(line, flag, "--experiment " + flags.experiment, flags.experiment == "overlap" || flags.experiment == "all",
                  "--experiment overlap");
   expect_scope(line, "--aux-kind", "--aux-coef 0", model.moe.aux_coefficient > 0, "a balance loss");

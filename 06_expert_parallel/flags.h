@@ -14,6 +14,7 @@ struct Flags {
   bool overlap = true;
   std::string route_replay = "auto";
   std::string experiment = "none";
+  std::string virtual_trace;
   double link_mbit = 10000, link_latency_us = 20;
 };
 

@@ -24,13 +24,14 @@ int main(int argc, char** argv) {
     settle(line, options, flags, world.size());
     configure_communication(world, options);
     (void)on_root(world, [&] {
-      check_output_paths(options, {});
+      check_output_paths(options, virtual_traces(flags.experiment, flags.virtual_trace));
       return std::string();
     });
     Mesh mesh(mesh_sizes(options, world.size()), world.everyone().ranks);
     Report report = expert_parallel::run(options, flags.lesson, world, mesh);
     set_value(report.config, "experiment", flags.experiment);
-    Experiment given{options, flags.lesson, {flags.link_latency_us, flags.link_mbit / 8}, world, mesh, report};
+    Experiment given{options, flags.lesson, {flags.link_latency_us, flags.link_mbit / 8}, flags.virtual_trace, world,
+                     mesh,    report};
     run_experiments(flags.experiment, given);
     return world.is_root() ? finish(report, options) : 0;
   });

@@ -19,10 +19,17 @@ namespace ref5d::expert_parallel {
 namespace {
 
 struct Setting {
-  std::string name;
+  const char *name, *file;
   bool shared_beside;
-  std::string schedule;  // empty: no pipeline
+  const char* schedule;  // empty: no pipeline
+  [[nodiscard]] bool in_pipeline() const { return *schedule != '\0'; }
 };
+constexpr Setting kAfter{"shared experts when tokens are back", "after", false, ""};
+constexpr Setting kMeanwhile{"shared experts meanwhile", "meanwhile", true, ""};
+// Shared experts when tokens are back, so that pairs alone are compared.
+constexpr Setting k1f1b{"pp 2, 1f1b", "1f1b", false, "1f1b"}, kDualPipe{"pp 2, dualpipe", "dualpipe", false, "dualpipe"};
+
+std::string trace_file(const std::string& prefix, const Setting& s) { return fmt::format("{}.{}.json", prefix, s.file); }
 
 // Messages along ep, and what of their time some stream computes in.
 struct Hidden {
@@ -63,10 +70,10 @@ LayoutPlan plan_of(Experiment& e, const Setting& s, Mesh& mesh) {
   o.seed = e.options.seed;
   o.mesh = o.allows_experts = true;
   o.model = "tiny-deepseek";
-  o.grad_accum = s.schedule.empty() ? 2 : 1;
+  o.grad_accum = s.in_pipeline() ? 1 : 2;
   Lesson lesson = lesson_of_own("alltoall");
   lesson.expert.overlap = s.shared_beside;
-  if (!s.schedule.empty()) {
+  if (s.in_pipeline()) {
     lesson.pipeline.schedule.name = s.schedule;
     lesson.pipeline.schedule.ranks = static_cast<int>(mesh.size("pp"));
     lesson.pipeline.schedule.micro_batches = 8;
@@ -76,6 +83,14 @@ LayoutPlan plan_of(Experiment& e, const Setting& s, Mesh& mesh) {
 
 }  // namespace
 
+std::vector<OutputFile> virtual_traces(const std::string& name, const std::string& prefix) {
+  std::vector<OutputFile> files;
+  if (prefix.empty() || (name != "overlap" && name != "all")) return files;
+  for (const Setting* s : {&kAfter, &kMeanwhile, &k1f1b, &kDualPipe})
+    files.push_back({"--virtual-trace", trace_file(prefix, *s)});
+  return files;
+}
+
 void overlap_experiment(Experiment& e) {
   if (Device::mode() == "cuda")
     throw InputError("--experiment overlap replays times that MODE=cpu records; on GPUs --trace shows the overlap itself");
@@ -84,20 +99,20 @@ void overlap_experiment(Experiment& e) {
     if (e.prints()) fmt::print("\noverlap: left out; it is for 2 to 8 ranks\n");
     return;
   }
-  std::vector<Setting> settings{{"shared experts when tokens are back", false, ""}, {"shared experts meanwhile", true, ""}};
+  std::vector<Setting> settings{kAfter, kMeanwhile};
   if (ranks % 2 == 0 && ranks >= 4) {
-    settings.push_back({"pp 2, 1f1b", false, "1f1b"});
-    settings.push_back({"pp 2, dualpipe", false, "dualpipe"});
+    settings.insert(settings.end(), {k1f1b, kDualPipe});
   }
   std::vector<std::vector<std::string>> table{{"setting", "messages along ep, us", "under computation, us", "of them"}};
   std::map<std::string, Hidden> hidden;
   std::map<std::string, std::string> fingerprints;
   for (const Setting& s : settings) {
-    Mesh mesh(s.schedule.empty() ? MeshSizes{.ep = ranks} : MeshSizes{.pp = 2, .ep = ranks / 2}, e.mesh.everyone().ranks);
+    Mesh mesh(s.in_pipeline() ? MeshSizes{.pp = 2, .ep = ranks / 2} : MeshSizes{.ep = ranks}, e.mesh.everyone().ranks);
     const LayoutPlan plan = plan_of(e, s, mesh);
     const Measured m = measure("06_expert_parallel", plan.options, plan.settings, 5, e.world, mesh);
     const VirtualRun run = replay(m.timeline, e.link);
     const Hidden h = hidden_under_compute(m, run);
+    if (!e.virtual_trace.empty() && e.world.is_root()) write_virtual_trace(trace_file(e.virtual_trace, s), m, run);
     hidden[s.name] = h;
     fingerprints[s.name] = m.fingerprint;
     table.push_back({s.name, fmt::format("{:.0f}", h.messages_us), fmt::format("{:.0f}", h.under_compute_us),
@@ -109,11 +124,11 @@ void overlap_experiment(Experiment& e) {
         make_claim(what, 1, hidden.at(b).share() > hidden.at(a).share() ? 1 : 0, 0, "",
                    fmt::format("{:.0f}% and {:.0f}%", 100 * hidden.at(a).share(), 100 * hidden.at(b).share())));
   };
-  less("overlap: with shared experts meanwhile, more of the messages is hidden", settings[0].name, settings[1].name);
+  less("overlap: with shared experts meanwhile, more of the messages is hidden", kAfter.name, kMeanwhile.name);
   claim_equal(e.report, "overlap: final weights that are the same bits", 1,
-              fingerprints.at(settings[0].name) == fingerprints.at(settings[1].name) ? 1 : 0, "");
+              fingerprints.at(kAfter.name) == fingerprints.at(kMeanwhile.name) ? 1 : 0, "");
   if (settings.size() > 2)
-    less("overlap: with F&B pairs more of the messages is hidden than with 1f1b", settings[2].name, settings[3].name);
+    less("overlap: with F&B pairs more of the messages is hidden than with 1f1b", k1f1b.name, kDualPipe.name);
   if (e.prints())
     fmt::print("\nTokens under way, rank 0 of {}, on a link of {:.0f} Mbit/s with {} us per exchange\n{}", ranks,
                e.link.bytes_per_us * 8, e.link.latency_us, format_table(table, "lrrr"));

@@ -3,19 +3,10 @@
 #include "common/device/device.h"
 #include "common/kernels/elementwise.h"
 #include "common/kernels/expert_rows.h"
+#include "common/kernels/row_sums.h"
 #include "common/model/route_log.h"
 
 namespace ref5d {
-
-namespace {
-
-// to [E] += the choices of each expert in load [D, 2, E], or of both halves: to [2 E].
-void add_up(Context& ctx, const Tensor& to, const Tensor& load) {
-  const std::int64_t sequences = load.dim(0), both = 2 * load.dim(2);
-  bias_backward(ctx.stream, to, load.view({sequences, both}).columns(0, to.numel()), true);
-}
-
-}  // namespace
 
 Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
   const Tensor order = ctx.integers({chosen.numel()}), counts = ctx.integers({experts});
@@ -65,7 +56,8 @@ void Router::count_sent(Context& ctx, const Tensor& scores, const Tensor& kept) 
   const Tensor load = Tensor::empty({1, 2, moe_.experts}, Dtype::kFp64, MemoryCategory::kWorkspace, ctx.stream);
   const Tensor one_sequence = Tensor::zeros({kept.dim(0)}, Dtype::kInt32, MemoryCategory::kWorkspace, ctx.stream);
   router_load(ctx.stream, load, scores, kept, one_sequence, moe_.score);
-  add_up(ctx, load_row(ctx).rows(2 * moe_.experts, 3 * moe_.experts), load);
+  const Tensor choices = load.view({2 * moe_.experts}).rows(0, moe_.experts).view({1, moe_.experts});
+  add_row_sums(ctx.stream, load_row(ctx).rows(2 * moe_.experts, 3 * moe_.experts), choices, true);
 }
 
 // The z-loss is a mean over the micro-batch's tokens, without padding like the balance loss.
@@ -84,7 +76,8 @@ Tensor Router::losses(Context& ctx, const Tensor& logits, const Tensor& scores, 
   };
   const Tensor sums = fp64({n + 1}), load = sums.rows(0, n), z = sums.rows(n, n + 1);
   router_load(ctx.stream, load.view({sequences, 2, experts}), scores, chosen, scope->rows(b).sequence, moe_.score);
-  if (!ctx.recomputing && ctx.router_load) add_up(ctx, load_row(ctx).rows(0, 2 * experts), load.view({sequences, 2, experts}));
+  if (!ctx.recomputing && ctx.router_load)
+    add_row_sums(ctx.stream, load_row(ctx).rows(0, 2 * experts), load.view({sequences, 2 * experts}), true);
   if (moe_.aux_coefficient == 0 && moe_.z_coefficient == 0) return {};
 
   router_z_sum(ctx.stream, z, logits, scope->rows(b).sequence);

@@ -245,6 +245,17 @@ TEST(ExpertParallel, TracesShowSharedExpertsOnAStreamOfTheirOwn) {
   }
 }
 
+TEST(ExpertParallel, TimelinesInVirtualTime) {
+  if (Device::mode() == "cuda") GTEST_SKIP() << "times are of MODE=cpu";
+  const TempDir dir;
+  (void)run_experts(2, "--no-verify --steps 1 --experiment overlap --virtual-trace " + dir.path("v"));
+  EXPECT_TRUE(read_file(dir.path("v.meanwhile.json")).find("shared experts") != std::string::npos);
+  EXPECT_TRUE(read_file(dir.path("v.after.json")).find("shared experts") == std::string::npos);
+  for (const auto& [flags, part] : {std::pair{" --experiment overlap --virtual-trace /nowhere/v", "/nowhere"},
+                                    {" --virtual-trace v", "--experiment overlap"}})
+    expect_one_error(run_tiny_on(2, kExpertProgram, std::string("--quiet --steps 1") + flags), 2, {"--virtual-trace", part});
+}
+
 // DualPipe computes for one micro-batch while the tokens of another travel. Where a rank has one at a time, nothing is left to
 // do then but a layer's own weight gradients.
 TEST(ExpertParallel, DualPipeComputesBesideMessages) {
