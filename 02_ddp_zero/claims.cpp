@@ -256,10 +256,9 @@ void claim_bytes(Report& report, const std::string& name, std::int64_t expected,
   report.claims.push_back(make_claim(name, static_cast<double>(expected), static_cast<double>(measured), 0, "bytes"));
 }
 
-void claim_traffic(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s) {
+void claim_traffic(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& s, const std::string& axis) {
   const auto steps = static_cast<std::int64_t>(report.loss.size());
   const StepTraffic expected = expected_traffic(layouts, s), measured = measured_traffic(report, steps);
-  const std::string axis = layouts.size() > 1 ? "dp, " : "";  // beside others
   const NamedBytes rows[] = {{"gradients", expected.gradients, measured.gradients},
                              {"gradients between replicas", expected.between_replicas, measured.between_replicas},
                              {"weights after the update", expected.weights, measured.weights},
@@ -278,7 +277,7 @@ void claim_traffic(Report& report, const std::vector<Layout>& layouts, const Str
   if (layouts.size() > 1 || l.ordinary.ranks == 1 || l.weight_bytes != l.reduce_bytes || l.ordinary.replicas() > 1) return;
   // In units of Psi (N-1)/N bytes for each rank, padding included in Psi.
   const double unit = static_cast<double>(l.groups.padded_numel() * l.weight_bytes * (l.ordinary.ranks - 1));
-  report.claims.push_back(make_claim("sent in a step by a rank, in units of all parameters x (N-1)/N",
+  report.claims.push_back(make_claim(axis + "sent in a step by a rank, in units of all parameters x (N-1)/N",
                                      static_cast<double>(expected.total()) / unit, static_cast<double>(measured.total()) / unit,
                                      0, ""));
 }
@@ -290,14 +289,14 @@ void claim_costs(Report& report, const std::vector<Layout>& layouts, const Strat
   std::vector<RankPart> ranks;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(layouts.front().ordinary.ranks) * parts; ++rank)
     ranks.push_back({rank % parts, static_cast<int>(rank / parts)});
-  claim_costs(report, layouts, ranks, s);
+  claim_costs(report, layouts, ranks, s, parts > 1 ? "dp, " : "");
 }
 
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const std::vector<RankPart>& parts,
-                 const StrategyOptions& s) {
+                 const StrategyOptions& s, const std::string& axis) {
   // What NCCL sends is not counted, but taken from the same formulas.
   const bool alone = layouts.size() > 1 && layouts.front().ordinary.ranks == 1;
-  if (!report.loss.empty() && transport_counts_wire() && !alone) claim_traffic(report, layouts, s);
+  if (!report.loss.empty() && transport_counts_wire() && !alone) claim_traffic(report, layouts, s, axis);
   const auto ranks = static_cast<int>(parts.size());
   std::int64_t others = 0;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -72,12 +72,12 @@ struct RankMemory {
 // faster axes of the mesh have cut the model into, in their ranks' order; a single one if there are none. Without cut experts.
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const StrategyOptions& strategy);
 // Where other axes cut it, too: which of the layouts each rank of the mesh has, and its place among those that have the same
-// ordinary parameters and among those that have the same experts.
+// ordinary parameters and among those that have the same experts. axis: what the names of claims begin with.
 struct RankPart {
   std::size_t layout = 0;
   ByKind place = 0;
 };
 void claim_costs(Report& report, const std::vector<Layout>& layouts, const std::vector<RankPart>& ranks,
-                 const StrategyOptions& strategy);
+                 const StrategyOptions& strategy, const std::string& axis = "dp, ");
 
 }  // namespace ref5d::data_parallel

@@ -5,6 +5,7 @@
 
 #include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/experiments.h"
+#include "06_expert_parallel/kept_routes.h"
 #include "06_expert_parallel/load.h"
 #include "common/app/cost_claims.h"
 #include "common/app/settings.h"
@@ -34,13 +35,13 @@ BufferCosts run_buffers(Experiment& e, const Buffers& buffers, Mesh& mesh) {
   const Lesson lesson = lesson_of_own("alltoall");
   LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
   const Layout layout = layout_of(plan, lesson, mesh);
-  Routes routes{layout.model.seq, layout.model.moe.top_k, {}};
-  RouteLog keep(routes, RouteLog::Mode::kKeep);
-  plan.settings.routes = &keep;
   const Dataset data(dataset_options(o, layout.model));
   e.world.traffic().reset();
-  Trainer trainer(plan.settings, data);
-  const RunRecord record = record_run(trainer, 1, 0);
+  RunRecord record;
+  const Routes routes = keep_routes(plan, mesh, [&] {
+    Trainer trainer(plan.settings, data);
+    record = record_run(trainer, 1, 0);
+  });
   std::int64_t mine = 0;
   for (const auto& [key, count] : e.world.traffic().counts())
     if (key.axis == "ep" && key.phase != "norm") mine += count.wire;
@@ -48,7 +49,6 @@ BufferCosts run_buffers(Experiment& e, const Buffers& buffers, Mesh& mesh) {
     std::int64_t flops, bytes;
   };
   const auto ranks = gather_counts(mesh.everyone(), OfRank{record.flops_per_step.count(FlopsKind::kExperts), mine});
-  for (const Bytes& bytes : gather_on_host(mesh.everyone(), routes.to_bytes())) routes.merge(Routes::from_bytes(bytes));
   BufferCosts costs;
   if (!e.world.is_root()) return costs;
   for (const OfRank& r : ranks) costs.flops += r.flops, costs.sent_bytes += r.bytes;

@@ -72,8 +72,8 @@ ReplicaScope::Setup make_scope(Mesh& mesh, const ExpertParallelOptions& options,
 void expect_cuttable(const GptConfig& c, bool expert_tp, std::int64_t tp) {
   const auto expect = [&](std::int64_t columns, const char* what, const char* other) {
     if (columns < tp)
-      throw InputError(fmt::format("--tp {} cannot cut {} of {} column{}: every rank needs one at least; use --tp {} or less{}",
-                                   tp, what, columns, columns == 1 ? "" : "s", columns, other));
+      throw InputError(fmt::format("--tp {} cannot cut {} of {} column{}: every rank needs one at least; use --tp {}{}{}", tp,
+                                   what, columns, columns == 1 ? "" : "s", columns, columns == 1 ? "" : " or less", other));
   };
   if (expert_tp) expect(c.ffn, "experts", ", or leave --expert-tp out");
   if (c.moe.shared_experts > 0) expect(c.moe.shared_experts * c.ffn, "shared experts", "");

@@ -197,7 +197,7 @@ void claim_cures(Experiment& e, const std::map<std::string, Outcome>& outcomes, 
   for (const char* cure : {"balance loss", "correction bias"}) {
     const double share = share_of_expert_0(outcomes.at(cure).last);
     e.report.claims.push_back(
-        make_claim(fmt::format("hot expert, {}: less than half of its tokens are left after {} steps", cure, kHotSteps), 1,
+        make_claim(fmt::format("hot expert, {}, step {}: less than half of expert 0's tokens without it", cure, kHotSteps), 1,
                    share < share_of_expert_0(after) / 2 ? 1 : 0, 0, "",
                    fmt::format("{:.0f}% and {:.0f}%", 100 * share, 100 * share_of_expert_0(after))));
   }

@@ -121,11 +121,14 @@ void print_head(const Options& o, const Lesson& lesson, const Layout& l, const L
 }
 
 // Where choices are not replayed, rounding alone makes some of them others.
-void print_other_choices(const Options& o, const Lesson& lesson, const LayoutRun& run) {
+void report_other_choices(Report& report, const Options& o, const Lesson& lesson, const LayoutRun& run) {
   if (lesson.routes != "own" || o.dtype == Dtype::kFp64 || !o.verify) return;
   std::int64_t all = 0;
   for (const auto& [key, choices] : run.baseline_routes.chosen) all += std::ssize(choices);
-  fmt::print("{} of {} choices are not those of the fp64 baseline\n", run.routes.differences(run.baseline_routes), all);
+  const std::int64_t others = run.routes.differences(run.baseline_routes);
+  set_value(report.values, "compared-choices", all);
+  set_value(report.values, "other-choices", others);
+  if (!o.quiet) fmt::print("{} of {} choices are not those of the fp64 baseline\n", others, all);
 }
 
 }  // namespace
@@ -168,11 +171,11 @@ Report run(const Options& options, const Lesson& lesson, World& world, Mesh& mes
     l.single.routes = l.settings.routes = &replay;
   }
   const LayoutRun run = run_layout(l.options, l.single, l.settings, data, world, mesh, replica_check(layout, l, lesson, mesh));
-  if (!options.quiet && world.is_root()) print_other_choices(l.options, lesson, run);
   Verdict verdict = compare_with_baseline(l.options, run, world);
   if (options.verify) check_norms(verdict, run.record, mesh);
   Report report = report_layout("06_expert_parallel", options, model, run, verdict, world, mesh);
   describe(report.config, lesson, l, mesh);
+  if (world.is_root()) report_other_choices(report, l.options, lesson, run);
   report.experts = gather_load(run.record, layout.tokens, mesh);
   const std::vector<RankCounts> counts = gather_counts(mesh.everyone(), count(run.record, model));
   if (world.is_root() && options.verify) claim_routing(report, layout, lesson.routes_from_file() ? given : run.routes, counts);

@@ -3,6 +3,7 @@
 
 #include "06_expert_parallel/claims.h"
 #include "06_expert_parallel/experiments.h"
+#include "06_expert_parallel/kept_routes.h"
 #include "common/app/cost_claims.h"
 #include "common/app/measure.h"
 #include "common/app/settings.h"
@@ -82,11 +83,8 @@ WayTraffic run_way(Experiment& e, const Way& way, Mesh& mesh) {
   lesson.expert.expert_tp = way.along_tp;
   LayoutPlan plan = plan_layout(o, lesson, e.world, mesh);
   const Layout layout = layout_of(plan, lesson, mesh);
-  Routes routes{layout.model.seq, layout.model.moe.top_k, {}};
-  RouteLog keep(routes, RouteLog::Mode::kKeep);
-  plan.settings.routes = &keep;
-  const Measured m = measure("06_expert_parallel", o, plan.settings, 1, e.world, mesh);
-  for (const Bytes& bytes : gather_on_host(mesh.everyone(), routes.to_bytes())) routes.merge(Routes::from_bytes(bytes));
+  Measured m;
+  const Routes routes = keep_routes(plan, mesh, [&] { m = measure("06_expert_parallel", o, plan.settings, 1, e.world, mesh); });
   if (!e.world.is_root()) return {};
   return count_traffic(m.report, layout, way, routes, nodes_of_groups(mesh));
 }

@@ -67,6 +67,7 @@ struct Report {
   std::vector<TrafficRow> traffic;
   std::vector<MemoryRow> memory;
   std::vector<ExpertLoad> experts;  // of a model with experts: of every layer in some steps, the first and the last among them
+  ValueList values;                 // what else the program counted
   std::map<std::string, double> timing;  // "step_ms", "tokens_per_s", "mfu", ...
   std::vector<Claim> claims;
   std::string sample;  // text that the trained model generated, for the terminal: not in the file

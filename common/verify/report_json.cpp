@@ -108,13 +108,19 @@ ExpertLoad load_from_json(const Json& j) {
   return l;
 }
 
-Value value_from_json(const std::string& key, const Json& j) {
+Json values_to_json(const ValueList& values) {
+  Json object = Json::object();
+  for (const auto& [key, value] : values) object.append_member(key, std::visit([](const auto& v) { return Json(v); }, value));
+  return object;
+}
+
+Value value_from_json(const char* of, const std::string& key, const Json& j) {
   switch (j.kind()) {
     case Json::Kind::kBool: return j.as_bool();
     case Json::Kind::kInt: return j.as_int();
     case Json::Kind::kDouble: return j.as_double();
     case Json::Kind::kString: return j.as_string();
-    default: throw InputError(fmt::format("config \"{}\" must be a boolean, a number or a string", key));
+    default: throw InputError(fmt::format("{} \"{}\" must be a boolean, a number or a string", of, key));
   }
 }
 
@@ -134,10 +140,6 @@ std::vector<Row> rows_from_json(const Json& j, Row (*from_json)(const Json&)) {
 }  // namespace
 
 Json Report::to_json() const {
-  Json configuration = Json::object();
-  for (const auto& [key, value] : config) {
-    configuration.append_member(key, std::visit([](const auto& v) { return Json(v); }, value));
-  }
   Json axes = Json::object();
   for (const auto& [axis, size] : mesh) axes.append_member(axis, Json(size));
   Json times = Json::object();
@@ -145,7 +147,7 @@ Json Report::to_json() const {
   return Json::object({{"program", program},
                        {"version", version},
                        {"mode", mode},
-                       {"config", std::move(configuration)},
+                       {"config", values_to_json(config)},
                        {"mesh", std::move(axes)},
                        {"loss", Json::array_of(loss)},
                        {"aux_loss", Json::array_of(aux_loss)},
@@ -154,6 +156,7 @@ Json Report::to_json() const {
                        {"traffic", to_array(traffic, traffic_to_json)},
                        {"memory", to_array(memory, memory_to_json)},
                        {"experts", to_array(experts, load_to_json)},
+                       {"values", values_to_json(values)},
                        {"timing", std::move(times)},
                        {"claims", to_array(claims, claim_to_json)}});
 }
@@ -163,7 +166,8 @@ Report Report::from_json(const Json& json, const std::string& what) try {
   r.program = json.at("program").as_string();
   r.version = json.at("version").as_string();
   r.mode = json.at("mode").as_string();
-  for (const auto& [key, value] : json.at("config").members()) r.config.emplace_back(key, value_from_json(key, value));
+  for (const auto& [key, value] : json.at("config").members())
+    r.config.emplace_back(key, value_from_json("config", key, value));
   for (const auto& [axis, size] : json.at("mesh").members()) r.mesh.emplace_back(axis, size.as_int());
   r.loss = doubles_from_json(json.at("loss"));
   r.aux_loss = doubles_from_json(json.at("aux_loss"));
@@ -172,6 +176,8 @@ Report Report::from_json(const Json& json, const std::string& what) try {
   r.traffic = rows_from_json(json.at("traffic"), traffic_from_json);
   r.memory = rows_from_json(json.at("memory"), memory_from_json);
   r.experts = rows_from_json(json.at("experts"), load_from_json);
+  for (const auto& [key, value] : json.at("values").members())
+    r.values.emplace_back(key, value_from_json("values", key, value));
   for (const auto& [key, value] : json.at("timing").members()) r.timing[key] = value.as_double();
   r.claims = rows_from_json(json.at("claims"), claim_from_json);
   return r;

@@ -145,6 +145,32 @@ TEST(ExpertParallel, ReportsSayHowExpertsAreChosen) {
   EXPECT_NE(lines("--route-replay own --dtype bf16").find("choices are not those of the fp64 baseline"), std::string::npos);
 }
 
+// Two steps of 2 x 16 tokens, 2 choices of each in 2 layers. Where choices are replayed, none can be others.
+TEST(ExpertParallel, ReportsCountChoicesThatAreNotTheBaselines) {
+  constexpr std::int64_t kAll = 2 * 2 * 16 * 2 * 2;
+  const TempDir dir;
+  const auto values = [&](const std::string& flags) {
+    (void)run_tiny_on(1, kLesson06, "--quiet --layers 2 --micro-batch 2 --grad-accum 1 " + flags + " --json " + dir.path("r"));
+    return read_report(dir.path("r")).values;
+  };
+  const ValueList own = values("--route-replay own --dtype bf16");
+  ASSERT_EQ(own.size(), 2U);
+  EXPECT_EQ(own[0], (std::pair<std::string, Value>{"compared-choices", kAll}));
+  EXPECT_EQ(own[1].first, "other-choices");
+  EXPECT_GE(std::get<std::int64_t>(own[1].second), 0);
+  EXPECT_LT(std::get<std::int64_t>(own[1].second), kAll / 4);
+  EXPECT_EQ(values("--dtype bf16"), ValueList{});
+  EXPECT_EQ(values("--route-replay own --dtype bf16 --no-verify"), ValueList{});
+}
+
+// Whatever the mesh.
+TEST(ExpertParallel, ClaimsOfReplicasHaveOneName) {
+  if (!rows_are_counted()) GTEST_SKIP() << "sends are not counted";
+  for (const char* mesh : {"--ep 1 --dp 2", "--ep 2"})
+    expect_claims(passing_experts(2, mesh),
+                  {"dp, sent in a step by all ranks: gradients", "dp, sent in all steps by all ranks, but for loss and norm"});
+}
+
 TEST(ExpertParallel, P53_CapacityDropsWhatIsBeyondIt) {
   expect_load(experts_equal_one_device(2, "--cp 2 --capacity-factor 1"), 2 * 32, false);
   const Report half = experts_equal_one_device(2, "--capacity-factor 0.5");
@@ -238,7 +264,7 @@ TEST(ExpertParallel, BadUsageIsOneLine) {
        {4, "--layers 4 --pp 2 --dp 2 --schedule dualpipe --strategy zero3", {"--strategy zero3", "dualpipe"}},
        {4, "--ep 3", {"--ep 3 does not divide the 4 data-parallel ranks"}},
        {4, "--ep 2 --dp 3", {"--dp 3 does not fit 4 ranks"}},
-       {2, "--tp 2 --expert-tp --ffn 1", {"--tp 2 cannot cut experts of 1 column"}},
+       {2, "--tp 2 --expert-tp --ffn 1", {"--tp 2 cannot cut experts of 1 column", "use --tp 1, or leave --expert-tp out\n"}},
        {2, "--tp 2 --sp --seq 1 --micro-batch 1", {"--sp cannot cut", "1 token over 2 ranks"}},
        {1, "--experiment number", {"did you mean numbers?"}}});
 }

@@ -63,6 +63,28 @@ TEST_F(Plots, PicturesAreMade) {
   expect_picture("timeline", "backward.svg", trace_ + " --ranks 0 --backward", "<?xml");
 }
 
+// The bytes between nodes, which are known of all ranks together, stand at the mean's bar.
+TEST_F(Plots, TrafficOfExperts) {
+  const auto report = [&](const char* file, const std::string& between) {
+    return dir_.put(file, R"({"program": "p", "mesh": {"ep": 2},
+      "config": {"model": "m", "dtype": "fp32", "parameters": 1000, "steps": 2},
+      "memory": [{"rank": 0, "category": "parameters", "peak_bytes": 2000}],
+      "traffic": [{"axis": "ep", "phase": "dispatch", "wire_bytes": 4000, "total_wire_bytes": 12000)" +
+                              between + "}]}");
+  };
+  expect_picture("traffic", "far.svg", report("far.json", R"(, "total_between_nodes_bytes": 8000)"), "<?xml");
+  const std::string far = read_file(dir_.path("far.svg")), note = "1.95 KiB between nodes";
+  EXPECT_NE(far.find(note), std::string::npos);
+  EXPECT_EQ(far.find(note), far.rfind(note));
+  expect_picture("traffic", "near.svg", report("near.json", ""), "<?xml");
+  EXPECT_EQ(read_file(dir_.path("near.svg")).find("between nodes"), std::string::npos);
+  const std::string script =
+      "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '" REF5D_SOURCE_DIR
+      "/common/tools'); from plotting import bars, style; c = [style.COLORS[p] for p in bars.TRAFFIC_ORDER if p != 'norm']; "
+      "sys.exit(len(set(c)) < len(c))";
+  EXPECT_EQ(std::system(("python3 -c \"" + script + "\"").c_str()), 0) << "two phases have one colour";
+}
+
 TEST_F(Plots, SquaresOfARing) {
   const std::string squares = dir_.put("s.csv", "query,key,rank,hop\n0,0,0,0\n1,0,1,1\n1,1,1,0\n");
   expect_picture("squares", "squares.png", "two=" + squares + " " + squares, "\x89PNG\r\n\x1a\n");

@@ -30,6 +30,7 @@ Report example_report() {
   r.traffic = {{"dp", "all_reduce", "backward", 3, 4096, 6144, 12, 16384, 24576, true}};
   r.memory = {{0, "parameters", 1000, 1000}, {0, "activations", 0, 3 << 20}, {1, "parameters", 1000, 2000}};
   r.experts = {{4, 1, 8, {6, 2, 0}, {3, 2, 0}, {5, 0}, 8}};
+  r.values = {{"other-choices", std::int64_t{39}}};
   r.timing = {{"step_ms", 41.25}, {"tokens_per_s", 12345}};
   r.claims = {make_claim("wire bytes", 6144, 6144, 0, "B", "ring bound")};
   return r;
@@ -60,7 +61,7 @@ TEST(ReportTest, HasTheFieldsOfTheSchemaInOrder) {
   const Json json = example_report().to_json();
   for (const auto& [key, value] : json.members()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"program", "version", "mode", "config", "mesh", "loss", "aux_loss", "baseline_loss",
-                                            "checks", "traffic", "memory", "experts", "timing", "claims"}));
+                                            "checks", "traffic", "memory", "experts", "values", "timing", "claims"}));
   for (const char* key : {"name", "measure", "value", "tolerance", "pass"}) EXPECT_TRUE(json.at("checks").at(0).contains(key));
   for (const char* key : {"axis", "op", "phase", "calls", "payload_bytes", "wire_bytes"}) {
     EXPECT_TRUE(json.at("traffic").at(0).contains(key)) << key;
@@ -74,11 +75,11 @@ TEST(ReportTest, HasTheFieldsOfTheSchemaInOrder) {
 
 TEST(ReportTest, AnEmptyReportStillHasEveryField) {
   const Json json = Report{}.to_json();
-  EXPECT_EQ(json.members().size(), 14u);
+  EXPECT_EQ(json.members().size(), 15u);
   for (const char* key : {"loss", "aux_loss", "baseline_loss", "checks", "traffic", "memory", "experts", "claims"}) {
     EXPECT_TRUE(json.at(key).is_array()) << key;
   }
-  for (const char* key : {"config", "mesh", "timing"}) EXPECT_TRUE(json.at(key).is_object()) << key;
+  for (const char* key : {"config", "mesh", "values", "timing"}) EXPECT_TRUE(json.at(key).is_object()) << key;
   EXPECT_EQ(Report{}.tables(), "");
   EXPECT_EQ(Report{}.exit_status(), kExitOk);
 }
@@ -91,6 +92,7 @@ TEST_F(ReportFileTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(back.loss, r.loss) << "to the last bit";
   EXPECT_EQ(back.config, r.config) << "with their types: 3.0 stays a double";
   EXPECT_EQ(back.mesh, r.mesh);
+  EXPECT_EQ(back.values, r.values);
   EXPECT_EQ(back.timing, r.timing);
   EXPECT_EQ(back.traffic[0].total_wire_bytes, 24576);
   EXPECT_EQ(back.memory[1].peak_bytes, 3 << 20);

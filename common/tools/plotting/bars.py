@@ -11,12 +11,12 @@ from plotting.inputs import BadInput
 MODEL_STATE = ("parameters", "master", "optimizer", "gradients", "gradient accumulation")
 MEMORY_ORDER = MODEL_STATE + ("deferred weight gradients", "activations", "communication", "workspace")
 TRAFFIC_ORDER = ("gradients", "between replicas", "weights", "embedding", "dispatch", "combine", "combine backward",
-                 "dispatch backward", "counts", "choices", "forward", "recomputation", "backward", "head",
-                 "cross-entropy", "shared gradients", "norm")
+                 "dispatch backward", "counts", "choices", "balance", "capacity", "router load", "forward", "recomputation",
+                 "backward", "head", "cross-entropy", "shared gradients", "norm")
 # Of a bar: what is less is as good as invisible.
 VISIBLE = 0.005
 
-WIDTH, NOTES = 12, 1.7  # inches: the picture, the space for what stands at the bars' ends
+WIDTH = 12  # inches
 PSI = "Ψ: one byte for each parameter of the model"
 
 # parts: [(category, bytes)], note: what stands at its end.
@@ -57,16 +57,20 @@ def draw_memory(arguments, reports):
 def draw_traffic(arguments, reports):
     bars = []
     for report in reports:
-        own, mean = {}, {}
-        for axis, phase, sent, sent_by_all in report.traffic:
+        own, mean, between_nodes = {}, {}, 0
+        for axis, phase, sent, sent_by_all, left_a_node in report.traffic:
             category = "between replicas" if axis.endswith("/outer") else phase.removeprefix("experts ")
             own[category] = own.get(category, 0) + sent / report.steps
             mean[category] = mean.get(category, 0) + sent_by_all / report.steps / report.size
+            between_nodes += left_a_node / report.steps / report.size
         differ = abs(sum(own.values()) - sum(mean.values())) > VISIBLE * max(sum(own.values()), 1)
         for sizes, suffix in [(own, ", rank 0"), (mean, ", mean of ranks")] if differ else [(own, "")]:
             total = sum(sizes.values())
+            note = in_psi(total, report)
+            if between_nodes > 0 and sizes is (mean if differ else own):  # known of all ranks together
+                note += f"\n{style.size_text(between_nodes)} between nodes"
             parts = [(c, n) for c, n in in_order(sizes, TRAFFIC_ORDER) if n > VISIBLE * total]
-            bars.append(Bar(report.name + suffix, parts, in_psi(total, report), report.parameters))
+            bars.append(Bar(report.name + suffix, parts, note, report.parameters))
     remark = ("What rank 0 sends to other ranks in a step. Forward and backward: what is sent during them, such as weights "
               "that are gathered\nor activations that are added up. What would be too short to see (the sums for the norm, say) "
               f"is left out. {PSI}.")
@@ -92,7 +96,8 @@ def stacked_bars(bars, title, remark):
     height = 2.3 + 0.56 * len(bars)
     figure, axes = pyplot.subplots(figsize=(WIDTH, height))
     names = max(0.9, 0.25 + 0.085 * max(len(b.name) for b in bars))  # inches
-    figure.subplots_adjust(left=names / WIDTH, right=1 - NOTES / WIDTH, top=1 - 1.65 / height, bottom=0.55 / height)
+    notes = max(1.7, 0.25 + 0.075 * max(len(line) for b in bars for line in b.note.split("\n")))
+    figure.subplots_adjust(left=names / WIDTH, right=1 - notes / WIDTH, top=1 - 1.65 / height, bottom=0.55 / height)
     axes.set_xlim(0, longest / unit * 1.005)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     for row, bar in enumerate(bars):

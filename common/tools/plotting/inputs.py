@@ -11,7 +11,7 @@ class BadInput(Exception):
 
 
 # name: how the picture calls it. setup: what was run, in words, but for the ranks. memory: {rank: {category: peak bytes}}.
-# traffic: [(axis, phase, bytes that rank 0 sent, bytes that all sent)]. size: ranks. parameters: of the model.
+# traffic: [(axis, phase, bytes that rank 0 sent, bytes that all sent, of them between nodes)]. size: ranks. parameters: of the model.
 Report = namedtuple("Report", "name setup memory traffic size parameters steps")
 # How tokens were shared out over experts, which is counted in some steps. choices: {(step, layer): [of each expert]}. imbalance:
 # {(step, layer): the busiest expert's choices over the even share}. Steps and layers from 0.
@@ -76,7 +76,8 @@ def _report(name, path, data):
     parameters, steps = int(config["parameters"]), int(config["steps"])
     if parameters < 1 or steps < 1 or not memory:
         raise ValueError("no parameters, steps or memory in it")
-    traffic = [(str(t["axis"]), str(t["phase"]), int(t["wire_bytes"]), int(t["total_wire_bytes"])) for t in data["traffic"]]
+    traffic = [(str(t["axis"]), str(t["phase"]), int(t["wire_bytes"]), int(t["total_wire_bytes"]),
+                int(t.get("total_between_nodes_bytes", 0))) for t in data["traffic"]]
     setup = f"{data['program']}, {config['model']} in {config['dtype']}"
     return Report(name or str(config.get("strategy", data["program"])), setup, memory, traffic, size, parameters, steps)
 

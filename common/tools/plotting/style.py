@@ -42,7 +42,10 @@ COLORS = {
     "combine backward": "#DC8A9B",
     "dispatch backward": "#993355",
     "counts": "#999933",
-    "choices": "#C9C26B",
+    "choices": "#BBCC33",
+    "balance": "#661100",
+    "capacity": "#A0703C",
+    "router load": "#707070",
     "other": "#BBBBBB",
 }
 # A pipeline's: backward is green, its halves are not. Lighter shades of them are told apart too.
