@@ -10,7 +10,7 @@ namespace ref5d::expert_parallel {
 struct Faults {
   bool router_unsummed = false;  // tp: a rank keeps its own rows' part of the router's gradient (P50)
   bool aux_per_rank = false;     // each rank balances its own tokens (P48)
-  bool drop_by_rank = false;     // each rank fills an expert's capacity by its own order (P53)
+  bool drop_by_rank = false;     // each rank fills its share of an expert's capacity by its own order (P53)
   bool rows_by_sender = false;   // experts take rows in the order in which they arrived
   bool other_weights = false;    // a token's weights are renormalised where they should not be, or the reverse (P51)
   bool own_load = false;         // correction biases follow the load of a rank's own tokens

@@ -18,8 +18,9 @@ ResidualRows ReplicaScope::rows(const MicroBatch& b) const {
 
 namespace {
 
-// A mistake to show (T8): every rank takes its own tokens for the whole of each sequence, so that f and P are its own means,
-// and the balance loss the mean of the ranks' own, by their tokens. load [D, 2, E] is first in x.
+// A mistake to show (T8): every rank takes its own tokens for the whole of each sequence, so that f and P are its own means.
+// The gradient is that of the mean over ranks of their own losses, by their tokens; the loss that is reported is one rank's
+// own. load [D, 2, E] is first in x.
 void take_for_the_whole(Context& ctx, const Tensor& x) {
   const std::vector<double> lengths = ctx.batch->balance.lengths.to_doubles(ctx.stream);
   std::vector<double> sums = x.to_doubles(ctx.stream);
@@ -47,8 +48,11 @@ void ReplicaScope::sum(Context& ctx, const Tensor& x) const {
 // Every rank puts its choices at their tokens' places in the micro-batch, with zeros elsewhere; the sum over ranks has all of
 // them in order. So all ranks drop the same choices, and take their own again.
 Tensor ReplicaScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
-  if (setup_.others == nullptr || setup_.faults.drop_by_rank)
-    return RouterScope::within_capacity(ctx, chosen, experts, capacity);
+  if (setup_.others == nullptr) return RouterScope::within_capacity(ctx, chosen, experts, capacity);
+  if (setup_.faults.drop_by_rank) {  // of an expert's room every rank fills its own share
+    const std::int64_t all = ctx.batch->balance.all_tokens;
+    return RouterScope::within_capacity(ctx, chosen, experts, (capacity * chosen.dim(0) + all - 1) / all);
+  }
   const std::int64_t tokens = ctx.batch->balance.all_tokens, k = chosen.dim(1);
   const Tensor place = rows(*ctx.batch).place, row_of_place = ctx.integers({tokens}), all = ctx.integers({tokens, k});
   invert_order(ctx.stream, row_of_place, place);

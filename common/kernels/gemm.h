@@ -25,7 +25,8 @@ void gemm(Stream& stream, GemmKind kind, Transpose ta, Transpose tb, double alph
 
 // C_i = alpha * op(A_i) * op(B_i) + beta_i * C_i of several matrices, of any sizes, that share nothing: what experts multiply
 // their rows with. The naive way is one gemm() after the other, which is what libraries are given here; a product of few rows
-// keeps few of a GPU's processors busy. kHand takes the tiles of all products in one launch, with the same bits.
+// keeps few of a GPU's processors busy. kHand takes the tiles of up to 32 in one
+// launch, with the bits of gemm_hand().
 struct GemmOperands {
   Tensor a, b, c;
   double beta = 0;

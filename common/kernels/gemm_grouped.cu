@@ -1,4 +1,4 @@
-// Matrix products of several sizes in one launch: a block for each tile of each of them (gemm_tile.h).
+// Matrix products of several sizes in one launch for every 32 of them: a block for each tile of each (gemm_tile.h).
 #include <algorithm>
 #include <stdexcept>
 
@@ -22,6 +22,7 @@ struct Group {
   Acc<T> betas[kMostProducts];
   unsigned first_tile[kMostProducts + 1];
 };
+static_assert(sizeof(Group<double, double>) + sizeof(double) <= 4096);
 
 template <bool kTransA, bool kTransB, typename T, typename O>
 __global__ void __launch_bounds__(kThreads) gemm_grouped_kernel(Group<T, O> group, Acc<T> alpha) {

@@ -8,6 +8,13 @@
 
 namespace ref5d {
 
+namespace {
+
+// Tensor cores have no fp32.
+GemmKind wide_kind(GemmKind kind) { return kind == GemmKind::kHand ? GemmKind::kHand : GemmKind::kBlas; }
+
+}  // namespace
+
 Tensor RouterScope::within_capacity(Context& ctx, const Tensor& chosen, std::int64_t experts, std::int64_t capacity) const {
   const Tensor order = ctx.integers({chosen.numel()}), counts = ctx.integers({experts});
   sort_slots(ctx.stream, order, counts, chosen);
@@ -117,7 +124,7 @@ Tensor Router::backward_input(Context& ctx, const Tensor& dx, const Tensor& dwei
   }
   const Tensor wide = ctx.statistic(weight->weight.shape()), part = ctx.statistic({dx.dim(0), dx.dim(1)});
   convert(ctx.stream, wide, weight->weight);
-  gemm(ctx.stream, GemmKind::kBlas, Transpose::kNo, Transpose::kNo, 1.0, dlogits, wide, 0.0, part);
+  gemm(ctx.stream, wide_kind(ctx.gemm), Transpose::kNo, Transpose::kNo, 1.0, dlogits, wide, 0.0, part);
   scaled_add(ctx.stream, dx, part, 1.0);
   return dlogits;
 }
@@ -133,7 +140,7 @@ void Router::backward_weight(Context& ctx, const Tensor& x, const Tensor& dlogit
       const auto fp32 = [&](const Shape& s) { return Tensor::empty(s, dlogits.dtype(), MemoryCategory::kWorkspace, stream); };
       const Tensor wide = fp32(x.shape()), sum = fp32(dw.shape());
       convert(stream, wide, x);
-      gemm(stream, GemmKind::kBlas, Transpose::kYes, Transpose::kNo, 1.0, dlogits, wide, 0.0, sum);
+      gemm(stream, wide_kind(kind), Transpose::kYes, Transpose::kNo, 1.0, dlogits, wide, 0.0, sum);
       scaled_add(stream, dw, sum, 1.0);
     }
     weight->end_contribution(stream);

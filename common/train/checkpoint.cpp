@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -248,6 +249,9 @@ void resume(Trainer& trainer, const std::string& dir) {
       }
       if (!host.all_finite())
         throw InputError(moments.path() + ": " + name + " has an infinity or a NaN; resume from a checkpoint that has none");
+      const std::vector<double> values = prefix[0] == 'v' ? host.to_doubles() : std::vector<double>();
+      if (std::any_of(values.begin(), values.end(), [](double x) { return x < 0; }))
+        throw InputError(moments.path() + ": " + name + " has a negative number; second moments are means of squares");
       load_part(*s.parameter, tensor, host, trainer.stream());
     }
   }

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/io/file.h"
+#include "common/io/safetensors.h"
 #include "tests/support/io_testing.h"
 #include "tests/support/program_testing.h"
 
@@ -195,6 +196,17 @@ TEST_F(DamagedCheckpoint, NumbersThatAreNotFinite) {
     }
     put(name, content);
   }
+}
+
+TEST_F(DamagedCheckpoint, NegativeSecondMoments) {
+  const std::string path = file("step_2/optimizer.safetensors");
+  NamedTensors moments = read_tensors(path);
+  HostTensor& v = moments.at("v/model.norm.weight");
+  std::vector<double> values = v.to_doubles();
+  values.back() = -1e-9;
+  v = HostTensor::from_doubles(values, v.shape, v.dtype);
+  write_safetensors(path, moments, {});
+  expect_refused({path, "v/model.norm.weight has a negative number"});
 }
 
 TEST_F(DamagedCheckpoint, SenselessState) {
