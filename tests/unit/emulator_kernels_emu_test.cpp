@@ -48,6 +48,8 @@ INSTANTIATE_TEST_SUITE_P(Seed, EmulatorKernels, ::testing::Range(std::uint64_t{0
 
 // Kernels of one block, whatever the size.
 const std::set<std::string> kOneBlock = {"add_loss", "balance_loss", "clip_scale", "router_z_sum", "sort_scan"};
+// Kernels whose block is one warp, whatever the size: a row of theirs has no more than some hundred experts.
+const std::set<std::string> kOneWarp = {"choose_experts", "router_backward", "router_softmax", "router_z"};
 
 TEST(EmulatorLaunches, EveryKernelIsTriedWithSeveralBlocksAndWarps) {
   for (const KernelCase& one : kernel_cases(CaseSize::kSmall)) (void)run_case(one, CaseFill::kNothing);
@@ -58,7 +60,7 @@ TEST(EmulatorLaunches, EveryKernelIsTriedWithSeveralBlocksAndWarps) {
   }
   for (const std::string& kernel : kernels_in_source(REF5D_SOURCE_DIR)) {
     ASSERT_TRUE(by_name.contains(kernel)) << kernel;
-    EXPECT_GE(by_name[kernel].threads, 64u) << kernel;
+    EXPECT_EQ(by_name[kernel].threads > 32, !kOneWarp.contains(kernel)) << kernel;
     EXPECT_EQ(by_name[kernel].blocks > 1, !kOneBlock.contains(kernel)) << kernel;
   }
 }
