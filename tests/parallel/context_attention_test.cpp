@@ -135,7 +135,7 @@ class CoreRun {
   AttentionResult here_;
 };
 
-class ContextAttention : public ParallelTest {
+class ContextAttention : public LayoutTest {
  protected:
   const int n_ = world().size();
 

@@ -6,7 +6,7 @@
 namespace ref5d::testing {
 namespace {
 
-class ContextParallel : public ParallelTest {
+class ContextParallel : public LayoutTest {
  protected:
   const int n_ = world().size();
 

@@ -78,7 +78,7 @@ TEST_F(ExpertAxes, EveryLayoutTrainsAsOnASingleDevice) {
   for (const MeshSizes& sizes : kLayouts) {
     const std::size_t first = layouts++;
     if (sizes.ranks() != n_) continue;
-    auto mesh = expert_slice(sizes);
+    auto mesh = world_slice(sizes);
     const std::size_t some = kEmulated ? 1 : n_ > 4 ? 2 : n_ > 2 ? 4 : 7;
     for (std::size_t i = 0; i < some; ++i) expect_as_alone(*mesh, case_in_turn(sizes, first + i, some * pipelines + i));
     pipelines += sizes.pp > 1 ? 1 : 0;
@@ -126,7 +126,7 @@ TEST_F(ExpertAxes, T2_P19_DigitsOfTheNorm) {
                                  {.ep = 2, .cp = 2, .tp = 2},
                                  {.pp = 2, .ep = 4}}) {
     if (sizes.ranks() != n_) continue;
-    auto mesh = expert_slice(sizes);
+    auto mesh = world_slice(sizes);
     std::size_t turn = 0;
     for (const char* schedule : {"1f1b", "zb-h1", "dualpipe"}) {
       if (sizes.pp == 1 && schedule[0] != '1') continue;
@@ -166,7 +166,7 @@ TEST_F(ExpertAxes, GoldenCases) {
   std::size_t turn = 0;
   for (const Apart& apart : kApart) {
     if (apart.sizes.ep != 2 || apart.sizes.cp != 1 || apart.sizes.ranks() != n_) continue;
-    auto mesh = expert_slice(apart.sizes);
+    auto mesh = world_slice(apart.sizes);
     const bool here = mesh->everyone().rank == 0;
     for (const char* name : {"mixtral", "mixtral_top1", "deepseek"}) {
       for (const bool fp64 : {true, false}) {
@@ -206,7 +206,7 @@ TEST_F(ExpertAxes, P19_P47_P48_P50_P51_P53_MistakesAreNoticed) {
   } kFaults[] = {{&Faults::router_unsummed, {.tp = 2}}, {&Faults::aux_per_rank, {.cp = 2}},  {&Faults::drop_by_rank, {.cp = 2}},
                  {&Faults::rows_by_sender, {.ep = 2}},  {&Faults::other_weights, {.ep = 2}}, {&Faults::own_load, {.ep = 2}}};
   const auto expect_found = [&](ExpertCase c, const auto& plant) {
-    auto mesh = expert_slice(c.sizes);
+    auto mesh = world_slice(c.sizes);
     expect_as_alone(*mesh, c);
     plant(c.lesson);
     const std::string found = expert_departure(*mesh, c);

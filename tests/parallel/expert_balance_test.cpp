@@ -57,7 +57,7 @@ TEST_F(ExpertBalance, T8_P48_TheBalanceLossIsThatOfTheSameMicroBatches) {
         o.grad_accum = 2;
         ExpertCase c = layout.with(o, turn % 4 < 2 ? "allgather" : "alltoall");
         set_schedule(c, "1f1b", 2);
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
         const std::vector<Row> rows = expert_rows(plan.single.model, "pack", plan.single.global_batch);
         const Balance truth = balance_of(plan.single, rows);
@@ -93,7 +93,7 @@ TEST_F(ExpertBalance, P49_PackedIsUnpacked) {
       o.micro_batch = 1;
       o.seq = 24;
       const ExpertCase c = apart.with(o);
-      auto mesh = expert_slice(c.sizes);
+      auto mesh = world_slice(c.sizes);
       const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
       TrainerOptions unpacked = plan.single;
       unpacked.model.seq = 8;
@@ -127,7 +127,7 @@ TEST_F(ExpertBalance, P49_PaddingCountsNowhere) {
       o.moe.aux_kind = kind;
       o.moe.z_coefficient = 0.05;
       const ExpertCase c = apart.with(o);
-      auto mesh = expert_slice(c.sizes);
+      auto mesh = world_slice(c.sizes);
       const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
       const auto train = [&](std::int32_t padding) {
         std::vector<Row> rows = expert_rows(plan.single.model, "pad", plan.single.global_batch);
@@ -156,7 +156,7 @@ TEST_F(ExpertBalance, P50_TheRoutersGradientIsTheSameAlongTp) {
         o.moe.aux_coefficient = 0;
         o.moe.capacity_factor = factor;
         const ExpertCase c = apart.with(o, dispatcher);
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
         const Dataset data = data_of(c, plan);
         Trainer trainer(plan.settings, data);
@@ -233,7 +233,7 @@ TEST_F(ExpertBalance, P53_TheFirstTokensOfTheMicroBatchAreKept) {
         c.options.grad_accum = 4 / (micro_batch * dp);
         c.options.moe.pad_to_capacity = c.lesson.expert.dispatcher == "alltoall" && dp == 2;
         c.routes = fixed_routes(c.options, 4, [](auto, auto sample, auto t, auto) { return sample % 2 * 4 + t < 6 ? 0 : 1; });
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
         EXPECT_EQ(plan.single.global_batch, 4);
         const Dataset data = data_of(c, plan);

@@ -117,7 +117,7 @@ TEST_F(ExpertParallel, T7_P47_P52_AnExpertWithoutTokens) {
         c.options.seq = 8;
         c.routes = fixed_routes(c.options, 2L * 2 * edp * c.options.steps,
                                 [](auto, auto sample, auto t, auto j) { return sample % 2 == 0 ? j : (t + j) % 3; });
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         if (!mesh) continue;
         const RanksPerNode nodes(c.ranks_per_node);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
@@ -175,7 +175,7 @@ TEST_F(ExpertParallel, P52_AllTokensToOneExpert) {
           c.options.moe.capacity_factor = factor;
           c.options.moe.pad_to_capacity = factor != 0 && std::string(way.dispatcher) == "alltoall";
           c.routes = fixed_routes(c.options, 2L * n_, [&](auto, auto, auto, auto j) { return j == 0 ? one : 3; });
-          auto mesh = expert_slice(c.sizes);
+          auto mesh = world_slice(c.sizes);
           expect_as_alone(*mesh, c);
           const RanksPerNode nodes(c.ranks_per_node);
           const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
@@ -204,7 +204,7 @@ TEST_F(ExpertParallel, P51_ALoneRenormalisedChoiceMovesNoRouter) {
         c.options.moe.top_k = 1;
         c.options.moe.renormalise = renormalise;
         const RanksPerNode nodes(c.ranks_per_node);
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
         const Dataset data = data_of(c, plan);
         Trainer trainer(plan.settings, data);
@@ -229,7 +229,7 @@ TEST_F(ExpertParallel, P54_RecomputationCountsNothingTwice) {
     c.options.grad_accum = 2;
     c.options.dropout = 0.1;
     const RanksPerNode nodes(c.ranks_per_node);
-    auto mesh = expert_slice(c.sizes);
+    auto mesh = world_slice(c.sizes);
     ExpertRun kept;
     for (const char* recompute : {"none", "full", "selective"}) {
       c.options.recompute = recompute;
@@ -271,7 +271,7 @@ TEST_F(ExpertParallel, P56_OtherRanksTokensDoNotMatter) {
         c.options.gemm = "hand";  // a library may choose another kernel for another number of rows
         c.options.moe.capacity_factor = factor;
         const RanksPerNode nodes(c.ranks_per_node);
-        auto mesh = expert_slice(c.sizes);
+        auto mesh = world_slice(c.sizes);
         const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
         const auto outputs = [&](std::int32_t change) {
           std::vector<Row> rows = expert_rows(plan.single.model, "pack", plan.single.global_batch);
@@ -305,7 +305,7 @@ TEST_F(ExpertParallel, P55_FortyRunsAreEqualInEveryBit) {
     c.options.steps = 1;
     c.options.moe.capacity_factor = 1;
     const RanksPerNode nodes(c.ranks_per_node);
-    auto mesh = expert_slice(c.sizes);
+    auto mesh = world_slice(c.sizes);
     const expert_parallel::LayoutPlan plan = plan_of_case(c, *mesh);
     const Dataset data = data_of(c, plan);
     std::set<std::size_t> hashes;

@@ -131,7 +131,7 @@ TEST_F(ExpertRouting, RowsThatTravelAreThoseOfTheChoices) {
                                  {.ep = 4, .tp = 2},
                                  {.ep = 2, .cp = 2, .tp = 2}}) {
     if (sizes.ranks() != n_) continue;
-    auto mesh = expert_slice(sizes);
+    auto mesh = world_slice(sizes);
     const std::int64_t along = sizes.cp * sizes.tp;
     // 0: not hierarchical. Some put groups of ranks along ep on nodes in other ways than the first.
     for (const std::int64_t ranks_per_node : std::set{std::int64_t{0}, std::int64_t{3}, along, 2 * along, 3 * along}) {
@@ -197,7 +197,7 @@ TEST_F(ExpertRouting, WhatCannotBeSharedOutIsRefusedAlikeEverywhere) {
     EXPECT_TRUE(same_on_all(mesh, error)) << c.text();
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   };
-  auto mesh = expert_slice({.ep = n_});
+  auto mesh = world_slice({.ep = n_});
   for (const char* dispatcher : {"alltoall", "hierarchical", "allgather"}) {
     ExpertCase c{.sizes = {.ep = n_}, .options = expert_options(), .lesson = expert_lesson(dispatcher)};
     c.options.moe.experts = n_ - 1;
@@ -206,7 +206,7 @@ TEST_F(ExpertRouting, WhatCannotBeSharedOutIsRefusedAlikeEverywhere) {
     c.options.moe.experts = n_;
     EXPECT_EQ(input_error_of([&] { (void)plan_of_case(c, *mesh); }), "") << c.text();
   }
-  auto cut = expert_slice({.tp = n_});
+  auto cut = world_slice({.tp = n_});
   ExpertCase c{.sizes = {.tp = n_}, .options = expert_options("tiny-deepseek")};
   c.options.heads = c.options.kv_heads = n_;
   c.options.hidden = 2 * n_;
@@ -237,7 +237,7 @@ TEST_F(ExpertRouting, P57_OneOrderOfCalls) {
   std::size_t turn = 0;
   for (const MeshSizes& sizes : {MeshSizes{.ep = n_}, {.edp = 2, .ep = 2}, {.ep = 2, .tp = 2}, {.ep = 2, .cp = 2}}) {
     if (sizes.ranks() != n_) continue;
-    auto mesh = expert_slice(sizes);
+    auto mesh = world_slice(sizes);
     for (const auto& [dispatcher, ranks_per_node] :
          {std::pair{"alltoall", 1}, {"hierarchical", 1}, {"hierarchical", 2}, {"allgather", 1}}) {
       if (n_ > 2 && turn++ % 3 != 0) continue;

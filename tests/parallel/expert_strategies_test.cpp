@@ -65,16 +65,12 @@ class Given : public Passes {
   int place_;
 };
 
-class ExpertStrategies : public ParallelTest {
+class ExpertStrategies : public LayoutTest {
  protected:
   static constexpr int kMicroBatches = 2;
 
   // Of so many ranks along edp and cp, and two along ep; this rank's, if it is in a full one.
-  static std::optional<Mesh> mesh_of(int edp, int cp) {
-    const int size = edp * 2 * cp, begin = world().rank() / size * size;
-    if (begin + size > world().size()) return std::nullopt;
-    return std::optional<Mesh>(std::in_place, MeshSizes{.edp = edp, .ep = 2, .cp = cp}, ranks_from(begin, begin + size));
-  }
+  static std::optional<Mesh> mesh_of(int edp, int cp) { return world_slice({.edp = edp, .ep = 2, .cp = cp}); }
 
   static Options options_of(Dtype dtype) {
     Options o;

@@ -12,7 +12,7 @@ bool acts_on_rows(const std::string& name) {
   return norm || has("o_proj.bias") || has("down_proj.bias") || has("c_proj.bias") || has("wpe") || has("embed_positions");
 }
 
-class SequenceParallel : public ParallelTest {
+class SequenceParallel : public LayoutTest {
  protected:
   const int n_ = world().size();
 

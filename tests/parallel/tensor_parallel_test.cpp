@@ -11,7 +11,7 @@
 namespace ref5d::testing {
 namespace {
 
-class TensorParallel : public ParallelTest {
+class TensorParallel : public LayoutTest {
  protected:
   const int n_ = world().size();
 

@@ -74,11 +74,7 @@ inline std::vector<StrategyCase> sharded_strategies(int ranks) {
 }
 
 // The world cut into groups of `size` ranks side by side: this rank's, if it is in a full one.
-inline std::optional<Mesh> slice_of(int size) {
-  const int begin = world().rank() / size * size;
-  if (begin + size > world().size()) return std::nullopt;
-  return std::optional<Mesh>(std::in_place, MeshSizes{.edp = size}, ranks_from(begin, begin + size));
-}
+inline std::optional<Mesh> slice_of(int size) { return world_slice({.edp = size}); }
 
 // Rows of which some have many labels and some few.
 inline Dataset uneven_data(const GptConfig& c, std::int64_t count) {

@@ -23,13 +23,6 @@
 
 namespace ref5d::testing {
 
-// The world cut into meshes side by side: this rank's, if it is in a full one.
-inline std::optional<Mesh> expert_slice(const MeshSizes& sizes) {
-  const int size = static_cast<int>(sizes.ranks()), begin = world().rank() / size * size;
-  if (begin + size > world().size()) return std::nullopt;
-  return std::optional<Mesh>(std::in_place, sizes, ranks_from(begin, begin + size));
-}
-
 // While it lives, so many neighbours are a node; the last node may have fewer.
 class RanksPerNode {
  public:
@@ -257,7 +250,7 @@ inline std::vector<Apart> apart_on(int ranks) {
 }
 
 // Cases that train many models compare each with one device's run of the same micro-batches.
-class ExpertTest : public ParallelTest {
+class ExpertTest : public LayoutTest {
  protected:
   const int n_ = world().size();
 
@@ -314,7 +307,7 @@ class ExpertTest : public ParallelTest {
   }
   void expect_as_alone(Mesh& mesh, const ExpertCase& c) { EXPECT_EQ(expert_departure(mesh, c), "") << c.text(); }
   void expect_as_alone(const ExpertCase& c) {
-    if (auto mesh = expert_slice(c.sizes)) expect_as_alone(*mesh, c);
+    if (auto mesh = world_slice(c.sizes)) expect_as_alone(*mesh, c);
   }
 
  private:

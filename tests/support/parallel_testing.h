@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "common/comm/mesh.h"
@@ -21,6 +22,22 @@ namespace ref5d::testing {
 class ParallelTest : public ::testing::Test {
  protected:
   void TearDown() override;
+};
+
+// Tests of layouts, which are tried on the ranks that they fit. One that has found none to try here is skipped, and not passed.
+class LayoutTest : public ParallelTest {
+ public:
+  static void tries_one() { ++tried_; }
+
+ protected:
+  LayoutTest() { tried_ = 0; }
+  void TearDown() override {
+    ParallelTest::TearDown();
+    if (tried_ == 0 && !IsSkipped() && !HasFailure()) GTEST_SKIP() << "needs other ranks or another mode";
+  }
+
+ private:
+  static inline int tried_ = 0;
 };
 
 // Skips a test on fewer ranks. All ranks of the world do.
@@ -42,6 +59,14 @@ inline void set_order_seed([[maybe_unused]] std::uint64_t seed) {
   std::vector<int> ranks(static_cast<std::size_t>(end - begin));
   std::iota(ranks.begin(), ranks.end(), begin);
   return ranks;
+}
+
+// The world cut into meshes side by side: this rank's, if it is in a full one.
+[[nodiscard]] inline std::optional<Mesh> world_slice(const MeshSizes& sizes) {
+  const int size = static_cast<int>(sizes.ranks()), begin = world().rank() / size * size;
+  if (size <= world().size()) LayoutTest::tries_one();
+  if (begin + size > world().size()) return std::nullopt;
+  return std::optional<Mesh>(std::in_place, sizes, ranks_from(begin, begin + size));
 }
 
 // All ranks along dp.

@@ -28,12 +28,8 @@ struct PipelineSizes {
   }
 };
 
-// The world cut into meshes side by side: this rank's, if it is in a full one.
 inline std::optional<Mesh> pipeline_slice(const PipelineSizes& sizes) {
-  const int begin = world().rank() / sizes.ranks() * sizes.ranks(), end = begin + sizes.ranks();
-  if (end > world().size()) return std::nullopt;
-  return std::optional<Mesh>(std::in_place, MeshSizes{.pp = sizes.pp, .edp = sizes.dp, .cp = sizes.cp, .tp = sizes.tp},
-                             ranks_from(begin, end));
+  return world_slice({.pp = sizes.pp, .edp = sizes.dp, .cp = sizes.cp, .tp = sizes.tp});
 }
 
 // Those that so many ranks can follow.
@@ -140,7 +136,7 @@ inline std::vector<StrategyCase> strategies_for(const std::string& schedule, int
 }
 
 // The tests of pipelines: cases that train many models compare each with one device's run.
-class PipelineTest : public ParallelTest {
+class PipelineTest : public LayoutTest {
  protected:
   void SetUp() override {
     if (n_ > 4 && n_ != 8) GTEST_SKIP() << "needs 1 to 4 ranks, or 8";

@@ -24,11 +24,8 @@ struct AxisSizes {
   }
 };
 
-// The world cut into meshes side by side: this rank's, if it is in a full one.
 inline std::optional<Mesh> mesh_slice(const AxisSizes& sizes) {
-  const int begin = world().rank() / sizes.ranks() * sizes.ranks(), end = begin + sizes.ranks();
-  if (end > world().size()) return std::nullopt;
-  return std::optional<Mesh>(std::in_place, MeshSizes{.edp = sizes.dp, .cp = sizes.cp, .tp = sizes.tp}, ranks_from(begin, end));
+  return world_slice({.edp = sizes.dp, .cp = sizes.cp, .tp = sizes.tp});
 }
 
 inline ContextParallelOptions context_of(const std::string& kind, const std::string& layout = "zigzag", int ulysses_size = 0) {

@@ -14,12 +14,7 @@ namespace ref5d::testing {
 
 using tensor_parallel::TensorParallelOptions;
 
-// The world cut into meshes side by side: this rank's, if it is in a full one.
-inline std::optional<Mesh> tp_slice(int tp, int dp = 1) {
-  const int size = tp * dp, begin = world().rank() / size * size;
-  if (begin + size > world().size()) return std::nullopt;
-  return std::optional<Mesh>(std::in_place, MeshSizes{.edp = dp, .tp = tp}, ranks_from(begin, begin + size));
-}
+inline std::optional<Mesh> tp_slice(int tp, int dp = 1) { return world_slice({.edp = dp, .tp = tp}); }
 
 inline TrainerOptions cut_options(Mesh& mesh, TrainerOptions o, const StrategyCase& s, const TensorParallelOptions& tensor) {
   (void)tensor_parallel::apply(o, mesh, tensor);
